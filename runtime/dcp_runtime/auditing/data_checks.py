@@ -28,93 +28,20 @@ def relate(alone: Run, ranks: Run, step: int) -> Relation:
             continue
         if np.array_equal(own, seen):
             return "same"
-        if np.array_equal(np.repeat(own, max(1, len(seen) // max(1, len(own)))), seen):
+        if np.array_equal(np.repeat(own, max(1, len(seen) // len(own))), seen):
             return "copies"
         union = _bag(alone, range(step * ranks.ranks, (step + 1) * ranks.ranks), kind)
         return "union" if union is not None and np.array_equal(union, seen) else "other"
     return "unseen"
 
 
-def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterable[Finding]:
-    """Compare the data of a step with those of one process."""
-    if relation == "unseen":
-        yield note(
-            "data", "unseen", "the model embeds no token ids and has no cross entropy that the "
-            "audit sees, so it cannot tell whether all ranks and one process saw the same data",
-        )  # fmt: skip
-    if relation == "copies":
-        yield Finding(
-            "data", "seen by every rank", f"step {step + 1}: every rank trains on the same tokens, "
-            f"which one process sees once: rows count {ranks.ranks} times",
-            "give each rank its own rows (DistributedSampler, or rows[rank::ranks]), or its own "
-            "tokens of shared ones (DCPDataloader); nothing is wrong under tensor parallelism",
-            is_fault=not ranks.shards(step) or _has_all_local(ranks, step),
-        )  # fmt: skip
-    if relation == "other":
-        yield _other_data(alone, ranks, step)
-
-
-def _has_all_local(ranks: Run, step: int) -> bool:
-    """Whether gradients of whole parameters were seen: no tensor parallelism divides them."""
-    return ranks.shards(step) <= set(ranks.steps[0][step].of("local"))
-
-
-def _other_data(alone: Run, ranks: Run, step: int) -> Finding:
-    tokens, seen = _bag(alone, [step], "tokens"), _bag(ranks, [step], "tokens")
-    if tokens is not None and seen is not None and np.array_equal(tokens, seen):
-        kind = "pairs"
-        own, got = _bag(alone, [step], kind), _bag(ranks, [step], kind)
-        if own is None or got is None:
-            own, got = _bag(alone, [step], "targets"), _bag(ranks, [step], "targets")
-        assert own is not None
-        assert got is not None
-        lost, more = _differences(own, got)
-        return Finding(
-            "labels", "shifted", f"step {step + 1}: all ranks together see the tokens of one process, "
-            f"but other targets behind them: {lost} of {len(own)} are missing, {more} are new",
-            "the next token of a rank's token may lie on another rank: take labels from "
-            "LocalData, or shift whole sequences before they are cut",
-        )  # fmt: skip
-    own, got = (
-        (tokens, seen) if tokens is not None and seen is not None
-        else (_bag(alone, [step], "targets"), _bag(ranks, [step], "targets"))
-    )  # fmt: skip
-    assert own is not None
-    assert got is not None
-    lost, more = _differences(own, got)
-    if lost > len(own) / 2:
-        return note(
-            "data", "other data", f"step {step + 1}: {lost} of the {len(own)} tokens of one process "
-            "are seen by no rank, so its gradients say nothing about those of the ranks; these "
-            "are judged by what each rank contributes alone",
-            "let the batch be a function of the step, not of the rank and its random numbers; or "
-            "--alone 'ARGS' gives one process the data of all ranks",
-        )  # fmt: skip
-    return Finding(
-        "data", "never seen" if lost else "seen twice",
-        f"step {step + 1}: of {len(own)} tokens that one process sees, {lost} are seen by no rank"
-        f"{f', and {more} once more' if more else ''}",
-        "let the ranks divide whole batches among them: the last ones, and what does not divide by "
-        "the number of ranks, count too",
-    )  # fmt: skip
-
-
-def _differences(own: Bag, got: Bag) -> tuple[int, int]:
-    """Return how many of the own ids are missing among the others, and how many are too many."""
-    a, b = Counter(own.tolist()), Counter(got.tolist())
-    return (a - b).total(), (b - a).total()
-
-
 def _bag(run: Run, steps: Iterable[int], kind: str) -> Bag | None:
     """Return what ranks saw in some steps, sorted; `None` where that cannot be told."""
-    found = []
-    for step in steps:
-        for _, _, each in run.micro_batches(step):
-            own = _ids_of(each, kind)
-            if own is None:
-                return None
-            found.append(own)
-    return np.sort(np.concatenate(found)) if found and sum(map(len, found)) else None
+    found = [_ids_of(each, kind) for s in steps for _, _, each in run.micro_batches(s)]
+    known = [ids for ids in found if ids is not None]
+    if len(known) < len(found) or not sum(map(len, known)):
+        return None
+    return np.sort(np.concatenate(known))
 
 
 def _ids_of(batch: MicroBatch, kind: str) -> Bag | None:
@@ -123,87 +50,131 @@ def _ids_of(batch: MicroBatch, kind: str) -> Bag | None:
         return batch.targets[counted]
     if kind == "tokens":
         return batch.ids if batch.tokens is None else batch.tokens
-    if batch.tokens is None:
-        return None
-    return (batch.tokens[counted] << 32) | batch.targets[counted]
+    return None if batch.tokens is None else (batch.tokens << 32 | batch.targets)[counted]
+
+
+def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterable[Finding]:
+    """Compare the data of a step with those of one process."""
+    if relation == "unseen":
+        yield note(
+            "data", "unseen", "the model embeds no token ids and has no cross entropy that is "
+            "seen, so nothing tells whether the ranks and one process saw the same data",
+        )  # fmt: skip
+    elif relation == "copies":
+        yield Finding(
+            "data", "seen by every rank", f"step {step + 1}: every rank trains on all tokens of "
+            f"one process: rows count {ranks.ranks} times",
+            "give each rank its own rows, with DistributedSampler, or its own tokens of shared "
+            "rows, with DCPDataloader; nothing is wrong under tensor parallelism",
+            is_fault=ranks.shards(step) <= ranks.steps[0][step].of("local").keys(),
+        )  # fmt: skip
+    elif relation == "other":
+        yield _other_data(alone, ranks, step)
+
+
+def _other_data(alone: Run, ranks: Run, step: int) -> Finding:
+    bags = {
+        kind: (own, seen)
+        for kind in ("tokens", "pairs", "targets")
+        if (own := _bag(alone, [step], kind)) is not None
+        and (seen := _bag(ranks, [step], kind)) is not None
+    }
+    are_same = "tokens" in bags and np.array_equal(*bags["tokens"])
+    own, seen = bags.get("pairs", bags.get("targets")) if are_same else next(iter(bags.values()))  # type: ignore[misc]
+    lost, more = _differences(own, seen), _differences(seen, own)
+    when, of = f"step {step + 1}", f"{lost} of {len(own)}"
+    if are_same:
+        return Finding(
+            "labels", "shifted", f"{when}: all ranks together see the tokens of one process, but "
+            f"other targets behind them: {of} are missing, {more} are new",
+            "the next token may lie on another rank: take labels from LocalData, or shift whole "
+            "sequences before they are cut",
+        )  # fmt: skip
+    if lost > len(own) / 2:
+        return note(
+            "data", "other data", f"{when}: {of} tokens of one process are seen by no rank, so its "
+            "gradients say nothing; ranks are judged by what each of them contributes",
+            "let a batch be a function of the step, not of the rank and its random numbers; or "
+            "--alone 'ARGS' gives one process the data of all ranks",
+        )  # fmt: skip
+    return Finding(
+        "data", "never seen" if lost else "seen twice",
+        f"{when}: {of} tokens of one process are seen by no rank, {more} are seen once more",
+        "divide whole batches among the ranks: the last one, and what is left over, count too",
+    )  # fmt: skip
+
+
+def _differences(own: Bag, other: Bag) -> int:
+    """Return how many of the own ids are missing among the others."""
+    return (Counter(own.tolist()) - Counter(other.tolist())).total()
 
 
 def check_borders(alone: Run, step: int) -> Iterable[Finding]:
     """Look for targets that are the first token of the next document."""
     crossing, borders, firsts = 0, 0, set()
     for _, _, each in alone.micro_batches(step):
-        if each.tokens is None:
-            continue
-        at = each.borders[each.borders < len(each.tokens)]
-        has_target = each.targets[at - 1] != -100
-        borders += int(has_target.sum())
-        crossing += int((each.targets[at - 1] == each.tokens[at])[has_target].sum())
-        firsts |= set(each.tokens[at].tolist())
+        if each.tokens is not None:
+            at = each.borders[each.borders < len(each.tokens)]
+            at = at[each.targets[at - 1] != -100]
+            borders += len(at)
+            crossing += int((each.targets[at - 1] == each.tokens[at]).sum())
+            firsts |= set(each.tokens[at].tolist())
+    what = f"step {step + 1}: the last token of {crossing} of {borders} documents"
     if not crossing or crossing < borders / 2:
         return
     if len(firsts) == 1 and crossing > 1:
         yield note(
-            "labels", "same first token", f"step {step + 1}: {crossing} documents end with a target "
-            f"that is the first token of the next one, {firsts.pop()}, as all documents begin with "
-            "it: right if it also ends documents",
+            "labels", "same first token", f"{what} has the target {firsts.pop()}, with which all "
+            "documents begin: right if it ends them, too",
         )  # fmt: skip
         return
     yield Finding(
         "labels",
         "across documents",
-        f"step {step + 1}: the last token of {crossing} of {borders} "
-        "documents has the first token of the next document as its target",
-        "set the label of every document's last token to -100; labels of DCPDataloader are so",
+        f"{what} has the first token of the next one as its target",
+        "set the label of the last token of every document to -100, as DCPDataloader does",
     )
 
 
-def check_loss(run: Run, step: int, who: str, *, are_copies: bool) -> Iterable[Finding]:
+def check_loss(run: Run, step: int, *, are_copies: bool) -> Finding:
     """Say by which count the losses of a step are divided."""
     found = [
         (rank, n, each.divisor, each.count, each.line)
         for rank, n, each in run.micro_batches(step)
         if each.count and not (are_copies and rank)
     ]
-    if not found or any(divisor is None for _, _, divisor, *_ in found):
-        yield note(
-            "loss", "unseen", f"{who}: the loss is no cross entropy of token ids that the audit "
-            "sees, so it cannot say by which count it is divided",
-        )  # fmt: skip
-        return
-    divisors = np.array([divisor for _, _, divisor, *_ in found])
+    divisors = np.array([divisor or 0.0 for _, _, divisor, *_ in found])
     counts = np.array([count for *_, count, _ in found], float)
+    if not len(found) or not divisors.all():
+        return note(
+            "loss", "unseen", "the loss is no cross entropy of token ids that is seen, so nothing "
+            "tells by which count it is divided",
+        )  # fmt: skip
     of_rank, of_batch = np.array([rank for rank, *_ in found]), np.array([n for _, n, *_ in found])
-    whole, line = counts.sum(), found[0][-1]
+    whole, when = counts.sum(), f"step {step + 1}: divided by"
     shares = {
-        "its own targets of a micro-batch": counts,
-        "its own targets of the step": _sums(counts, of_rank),
+        "each rank's targets of a micro-batch": counts,
+        "each rank's targets of the step": _sums(counts, of_rank),
         "the targets of all ranks in a micro-batch": _sums(counts, of_batch),
     }
     for what, share in shares.items():
         if _are_alike(divisors / share) and not _are_alike(share):
-            kind = "accumulation" if len(set(of_rank)) == 1 or "all ranks" in what else "local"
-            yield Finding(
-                "loss",
-                "divided by the targets of each micro-batch" if kind == "accumulation"
-                else "divided by local targets",
-                f"{who}, step {step + 1}: the loss is divided by {what}, {_few(share)}, so targets "
-                f"count differently; all of them are {whole:g}",
-                f"{line}: sum the losses of the targets and divide by their number on all ranks "
-                "and micro-batches: next_token_loss(logits, local_data), or all_reduce the count",
+            is_rank = len(set(of_batch)) == 1 or "step" in what
+            return Finding(
+                "loss", "divided by local targets" if is_rank
+                else "divided by the targets of each micro-batch",
+                f"{when} {what}, {', '.join(f'{n:g}' for n in share[:4])}, so that targets count "
+                f"differently; all are {whole:g}",
+                f"{found[0][-1]}: sum the losses of targets, and divide by the targets of all "
+                "ranks and micro-batches: next_token_loss(logits, local_data), or all_reduce them",
             )  # fmt: skip
-            return
     if not _are_alike(divisors):
-        yield note(
-            "loss", "unlike", f"{who}, step {step + 1}: the loss is divided by {_few(divisors)}"
-        )
-        return
-    by = next(
-        (f"{what}, equally many here" for what, share in shares.items()
-         if _are_alike(share) and _is_like(divisors[0], share[0]) and share[0] != whole),
-        "all targets of the step" if _is_like(divisors[0], whole) else "a number that is no count "
-        "of targets",
-    )  # fmt: skip
-    yield right("loss", f"{who}, step {step + 1}: divided by {divisors[0]:.4g}, {by}")
+        return note("loss", "unlike", f"{when} {', '.join(f'{n:.4g}' for n in divisors[:4])}")
+    known = {"all targets": whole, "all targets, by ranks": whole / run.ranks} | {
+        f"{what}, equally many here": share[0] for what, share in shares.items()
+    }
+    by = (what for what, count in known.items() if abs(divisors[0] - count) <= SAME * count)
+    return right("loss", f"{when} {divisors[0]:.4g}, {next(by, 'no count of targets')}")
 
 
 def _sums(counts: NDArray[Any], of: NDArray[Any]) -> NDArray[Any]:
@@ -214,72 +185,49 @@ def _are_alike(values: NDArray[Any]) -> bool:
     return bool(np.ptp(values) <= SAME * np.abs(values).max())
 
 
-def _is_like(a: float, b: float) -> bool:
-    return abs(a - b) <= SAME * abs(b)
-
-
-def _few(values: NDArray[Any]) -> str:
-    shown = ", ".join(f"{value:.4g}" for value in values[:4])
-    return shown + (", ..." if len(values) > 4 else "")
-
-
-def check_rows(run: Run, who: str) -> Iterable[Finding]:
+def check_rows(run: Run) -> Iterable[Finding]:
     """Count the rows that loaders gave in a whole epoch, and batches that were not trained on."""
-    by_rank = [log["loaders"] for log in run.logs]
-    for loaders in zip(*by_rank, strict=False):
-        yield from _check_loader(run, loaders, who)
+    for loaders in zip(*(log["loaders"] for log in run.logs), strict=False):
+        if all(each["exhausted"] or len(each["given"]) == each["batches"] for each in loaders):
+            yield from _check_epoch(loaders)
+            yield from _check_given(run, loaders) if run.has_ended else ()
     untaken = [steps[-1] for steps in run.steps if not steps[-1].is_taken]
     if run.has_ended and untaken:
-        count = len(untaken[0].micro_batches)
         yield Finding(
-            "data", "no step", f"{who}: the script ends with {count} backward passes behind the "
-            "last step of the optimizer: their rows change no parameter",
+            "data", "no step", f"the script ends with {len(untaken[0].micro_batches)} backward "
+            "passes behind the last step of the optimizer: their rows change no parameter",
             "take a step at the end of an epoch with the micro-batches that are left",
         )  # fmt: skip
 
 
-def _check_loader(run: Run, loaders: Sequence[dict[str, Any]], who: str) -> Iterable[Finding]:
-    first = loaders[0]
-    parts = {tuple(loader["rows"]) for loader in loaders}
-    counts = Counter(row for part in parts for row in part)
-    place = f"{who}, the loader of {first['line']}"
-    known = first["of"]
-    if all(loader["exhausted"] for loader in loaders) and known and counts:
-        never, again = known - len(counts), sum(counts.values()) - len(counts)
-        if never:
-            yield Finding(
-                "data", "never seen", f"{place}: {never} of {known} rows are in no batch of a "
-                f"whole epoch{', because it drops the last batch' if first['drop_last'] else ''}",
-                "drop_last=False, or a sampler that gives every row",
-            )  # fmt: skip
-        if again:
-            yield Finding(
-                "data", "seen twice", f"{place}: {again} rows are given again in the same epoch",
-                "give all ranks the same seed of the sampler, and each its part of the rows",
-                is_fault=again >= len(loaders),  # a sampler may fill the last batch up
-            )  # fmt: skip
-    given = [len(loader["given"]) for loader in loaders]
-    if not run.has_ended:
+def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[Finding]:
+    # Ranks that share batches are given the same rows.
+    counts = Counter(row for part in {tuple(each["rows"]) for each in loaders} for row in part)
+    of, place = loaders[0]["of"], f"the loader of {loaders[0]['line']}"
+    if not of or not counts:
         return
-    is_whole = [
-        loader["exhausted"] or n == loader["batches"]
-        for n, loader in zip(given, loaders, strict=True)
-    ]
-    if not all(is_whole):
-        if first["batches"]:
-            yield note(
-                "data",
-                "not a whole epoch",
-                f"{place}: the loop leaves it after {max(given)} of {first['batches']} batches",
-            )
-        return
+    if never := of - len(counts):
+        is_cut = loaders[0]["drop_last"]
+        yield Finding(
+            "data", "never seen", f"{place}: {never} of {of} rows are in no batch of an epoch"
+            f"{', because it drops the last batch' if is_cut else ''}",
+            "drop_last=False" if is_cut else "a sampler that gives every row to some rank",
+        )  # fmt: skip
+    if again := counts.total() - len(counts):
+        yield Finding(
+            "data", "seen twice", f"{place}: {again} rows are given again in the same epoch",
+            "give all ranks the same seed of the sampler, and each its part of the rows",
+            is_fault=again >= len(loaders),  # a sampler may fill the last batch up
+        )  # fmt: skip
+
+
+def _check_given(run: Run, loaders: Sequence[dict[str, Any]]) -> Iterable[Finding]:
     for log, loader in zip(run.logs, loaders, strict=True):
-        seen = set(log["seen"])
-        trained = [bool(seen & set(batch)) for batch in loader["given"]]
+        trained = [not set(log["seen"]).isdisjoint(batch) for batch in loader["given"]]
         if any(trained) and not all(trained):
             yield Finding(
-                "data", "loaded, not trained", f"{place}: {trained.count(False)} of "
-                f"{len(trained)} batches never go into the model",
+                "data", "loaded, not trained", f"the loader of {loader['line']}: "
+                f"{trained.count(False)} of {len(trained)} batches never go into the model",
                 "train on every batch that the loader gives, the last one too",
             )  # fmt: skip
             return

@@ -48,12 +48,9 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[Finding]:
         if alone is not None:
             found += check_data(alone, ranks, step, relation)
             found += check_borders(alone, step)
-            found += check_loss(alone, step, "one process", are_copies=False)
             batches = ranks.ranks if relation == "union" else 1
             wanted = right_of_one(alone, step, batches) if is_known else None
-        found += check_loss(
-            ranks, step, f"{ranks.ranks} ranks", are_copies=relation == "copies"
-        )  # fmt: skip
+        found.append(check_loss(ranks, step, are_copies=relation == "copies"))
         wanted = wanted or right_of_ranks(ranks, step)
         if wanted is None:
             what = f"step {step + 1}: nothing says which gradients are right"
@@ -69,7 +66,7 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[Finding]:
         for step in range(steps, min(alone.length, ranks.length)):
             if relate(alone, ranks, step) == "other":
                 found += (f for f in check_data(alone, ranks, step, "other") if f.is_fault)
-    found += check_rows(ranks, f"{ranks.ranks} ranks")
+    found += check_rows(ranks)
     parts = get_args(Part)
     return sorted(_once(found), key=lambda each: (not each.is_fault, parts.index(each.part)))
 
@@ -78,8 +75,7 @@ def _once(found: Iterable[Finding]) -> Iterator[Finding]:
     """Leave out what was said of an earlier step, or of another rank."""
     seen = set()
     for finding in found:
-        who = finding.says.partition(",")[0] if finding.part in {"loss", "data"} else ""
-        key = (finding.part, finding.kind, who.partition("step")[0])
+        key = (finding.part, finding.kind)
         if key not in seen:
             seen.add(key)
             yield finding

@@ -1,9 +1,9 @@
 """`Observer`: sees what a training script does, and writes it down, without a line in the script.
 
 It stands between the script and torch: losses, targets and token ids where they are computed, what
-each backward adds to a parameter's gradient, the gradients before they are clipped and where the
-optimizer takes its step, the parameters after it, and the rows that loaders give. A step's arrays
-go into one file without pickle, `record.py` reads them.
+each backward adds to the gradient of a parameter, gradients before they are clipped and where the
+optimizer takes its step, parameters after it, and the rows that loaders give. The arrays of a step
+go into one file, without pickle.
 """
 
 import gc
@@ -12,17 +12,16 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -32,13 +31,14 @@ from torch.utils.data import dataloader as torch_loader
 
 from dcp_dsl.files import replacing
 from dcp_runtime.auditing.contents import (
+    Ids,
     borders_of,
     check_sum,
     ids_before,
     integers_of,
     own_part,
     whole_ids,
-)
+)  # fmt: skip
 from dcp_runtime.errors import RunError
 
 MOST_ELEMENTS = 1 << 26
@@ -50,171 +50,144 @@ _LIBRARIES = (
     *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},
     str(Path(__file__).parents[1]), "<",
 )  # fmt: skip
+_COARSE = (torch.bfloat16, torch.float16)
 
-Arrays = dict[str, NDArray[Any]]  # Any: integers or floats
 
-
-@dataclass
 class Step:
-    """What has been seen of the step under way."""
+    """What has been seen of the step under way: facts fit for JSON, arrays, and whether taken."""
 
-    number: int
-    info: dict[str, Any] = field(default_factory=dict)  # Any: fit for JSON
-    arrays: Arrays = field(default_factory=dict)
-    local: dict[str, Tensor] = field(default_factory=dict)
-    is_taken: bool = False
+    def __init__(self, number: int) -> None:
+        self.number, self.is_taken = number, False
+        self.info: dict[str, Any] = {"backwards": [], "shards": {}}
+        self.arrays: dict[str, Any] = {}  # Any: numpy's arrays
+        self.local: dict[str, Tensor] = {}
 
 
 class Observer:
     """Writes down what this process trains; one to a process.
 
     Args:
-        folder: for the files of this rank, `step-N.npz` and `rank.json`.
+        folder: for the files of this rank, ``step-N.npz`` and ``rank.json``.
         steps: whose gradients are recorded; of later ones only the data is.
+        when_full: called when nothing more is to be recorded.
         is_audit: whether the run is only for the audit: dropout is switched off, and parameters are
             set back after every step, so that every step begins from the same ones.
-        when_full: called when nothing more is to be recorded.
     """
 
     def __init__(
-        self, folder: Path, steps: int, *, is_audit: bool, when_full: Callable[[], None]
+        self, folder: Path, steps: int, when_full: Callable[[], None], *, is_audit: bool
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._steps, self._is_audit = folder, steps, is_audit
-        self._when_full = when_full
-        self._step = Step(0)
-        self._names: dict[int, str] = {}
+        self._when_full, self._step = when_full, Step(0)
+        self._names: dict[int, str] = {}  # of parameters, by their identity
         self._parameters: dict[str, Tensor] = {}
         self._roots: dict[int, int] = {}  # number of a model by its identity
         self._first: dict[str, Tensor] = {}  # parameters before the first step
-        self._calls: list[dict[str, Any]] = []  # losses since the last backward
-        self._ids: list[NDArray[np.int64]] = []  # token ids that went into embeddings since then
-        self._borders: list[list[int]] = []
+        self._losses: list[dict[str, Any]] = []  # since the last backward
+        self._ids: list[Ids] = []  # that went into the embedding of tokens since then
+        self._borders: list[int] = []
         self._table: tuple[int, ...] = ()  # the shape of the embedding of tokens
         self._backwards = 0  # under way: one may run another
-        self._undo: list[Callable[[], None]] = []
-        self._log: dict[str, Any] = {
-            "ended": False, "ties": {}, "loaders": [], "seen": [], "sums": {}, "failed": None
-        }  # fmt: skip
-
-    # -- what stands between the script and torch
+        self._undo: list[Callable[[], Any]] = []
+        self._log: dict[str, Any] = {"ties": {}, "loaders": [], "seen": [], "sums": {}}
 
     def watch(self) -> None:
         """Begin: replace the functions of torch that are watched."""
-        for name in ("cross_entropy", "nll_loss"):
-            self._wrap(torch.nn.functional, name, self._around_loss)
-        self._wrap(torch.nn.functional, "embedding", self._around_embedding)
-        self._wrap(torch.Tensor, "backward", self._around_backward)
-        self._wrap(torch.autograd, "backward", self._around_backward)
-        self._wrap(torch.nn.utils.clip_grad, "clip_grad_norm_", self._around_clip)
-        for name in ("clip_grad_norm_", "clip_grads_with_norm_"):
-            self._wrap(torch.nn.utils, name, self._around_clip)
-        self._wrap(torch.distributed, "all_reduce", self._around_sum)
-        self._wrap(Optimizer, "add_param_group", self._around_group)
-        self._wrap(torch_loader._BaseDataLoaderIter, "__next__", self._around_next)
-        self._wrap(torch_loader._BaseDataLoaderIter, "_next_index", self._around_index)
+        functions, clipping = torch.nn.functional, torch.nn.utils
+        self._wrap(functions, "cross_entropy", self._see_loss)
+        self._wrap(functions, "nll_loss", self._see_loss)
+        self._wrap(functions, "embedding", self._see_embedding)
+        self._wrap(Tensor, "backward", self._see_backward)
+        self._wrap(torch.autograd, "backward", self._see_backward)
+        self._wrap(clipping.clip_grad, "clip_grad_norm_", self._see_clip)
+        self._wrap(clipping, "clip_grad_norm_", self._see_clip)
+        self._wrap(clipping, "clip_grads_with_norm_", self._see_clip)
+        self._wrap(torch.distributed, "all_reduce", self._see_sum)
+        self._wrap(Optimizer, "add_param_group", self._see_group)
+        self._wrap(torch_loader._BaseDataLoaderIter, "__next__", self._see_batch)
+        self._wrap(torch_loader._BaseDataLoaderIter, "_next_index", self._see_rows)
         with suppress(ImportError):  # a part of torch that has no public name
             from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
-            self._wrap(_fsdp_param_group, "foreach_reduce", self._around_shards)
+            self._wrap(_fsdp_param_group, "foreach_reduce", self._see_shards)
         from dcp_runtime.data.dataloader import DCPDataloader
 
-        self._wrap(DCPDataloader, "_epoch", self._around_epoch)
-        if self._is_audit:
-            for name in ("dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout"):
-                self._wrap(torch.nn.functional, name, lambda _: lambda x, *_, **__: x)
-        before = register_optimizer_step_pre_hook(self._before_step)
-        after = register_optimizer_step_post_hook(self._after_step)
-        self._undo += [before.remove, after.remove]
+        self._wrap(DCPDataloader, "_epoch", self._see_epoch)
+        for name in ("dropout", "dropout1d", "dropout2d", "dropout3d") if self._is_audit else ():
+            self._wrap(functions, name, lambda _, x, *__, **___: x)
+        self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
+        self._undo.append(register_optimizer_step_post_hook(self._after_step).remove)
+        for found in gc.get_objects():
+            if issubclass(type(found), Optimizer):
+                self._name_parameters(found)
 
-    def close(self, failed: str | None = None) -> None:
+    def close(self, *, has_ended: bool) -> None:
         """End: put torch's functions back, and write what is left."""
-        for undo in reversed(self._undo):
-            undo()
-        self._undo.clear()
+        while self._undo:
+            self._undo.pop()()
         self._finish_step()
-        self._log |= {"ended": failed is None, "failed": failed}
-        self._write_log()
+        self._write_log(has_ended=has_ended)
 
-    def _wrap(self, owner: Any, name: str, around: Callable[[Any], Any]) -> None:  # Any: torch's
+    def _wrap(self, owner: Any, name: str, see: Callable[..., Any]) -> None:  # Any: of torch
         original = getattr(owner, name)
-        setattr(owner, name, wraps(original)(around(original)))
+
+        @wraps(original)
+        def call(*given: Any, **named: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*given, **named)
+            return see(original, *given, **named)
+
+        setattr(owner, name, call)
         self._undo.append(lambda: setattr(owner, name, original))
 
-    # -- data: token ids, targets, rows
+    # Data: token ids, targets, rows.
 
-    def _around_loss(self, original: Any) -> Any:  # Any: a function of torch
-        def call(*given: Any, **named: Any) -> Any:
-            result = original(*given, **named)
-            if not torch.compiler.is_compiling() and torch.is_grad_enabled():
-                target = named.get("target", given[1] if len(given) > 1 else None)
-                kind = named.get("reduction", given[6] if len(given) > 6 else "mean")
-                ignored = named.get("ignore_index", given[4] if len(given) > 4 else -100)
-                self._note_loss(result, target, kind, ignored)
+    def _see_loss(self, original: Any, *given: Any, **named: Any) -> Any:
+        result = original(*given, **named)
+        target = named.get("target", given[1] if len(given) > 1 else None)
+        if self._backwards or not torch.is_grad_enabled() or not integers_of(target):
             return result
-
-        return call
-
-    @_disable_dynamo
-    def _note_loss(self, result: Any, target: Any, kind: str, ignored: int) -> None:
-        if self._backwards or not isinstance(target, Tensor) or target.is_floating_point():
-            return
+        kind = named.get("reduction", given[6] if len(given) > 6 else "mean")
         ids = whole_ids(target).flatten()
-        ids = np.where(ids == ignored, -100, ids)
-        count = int((ids != -100).sum())
-        value = float(_plain(result.detach()).double().sum())
-        total = value * count if kind == "mean" else value
-        self._calls.append({
-            "targets": ids, "count": count, "sum": total if count else 0.0,
-            "tokens": ids_before(self._ids[::-1], ids.size),
+        ids[ids == named.get("ignore_index", given[4] if len(given) > 4 else -100)] = -100
+        count, value = int((ids != -100).sum()), float(_plain(result.detach()).double().sum())
+        self._losses.append({
+            "targets": ids, "tokens": ids_before(self._ids[::-1], ids.size), "count": count,
+            "sum": (value * count if kind == "mean" else value) if count else 0.0,
         })  # fmt: skip
+        return result
 
-    def _around_embedding(self, original: Any) -> Any:
-        def call(ids: Any, weight: Any, *given: Any, **named: Any) -> Any:
-            if not torch.compiler.is_compiling():
-                self._note_ids(ids, tuple(weight.shape))
-            return original(ids, weight, *given, **named)
-
-        return call
-
-    @_disable_dynamo
-    def _note_ids(self, ids: Tensor, table: tuple[int, ...]) -> None:
+    def _see_embedding(
+        self, original: Any, input: Any, weight: Any, *given: Any, **named: Any
+    ) -> Any:
         # Models look tokens up first; a table of positions, or of token types, comes after it.
-        self._table = self._table or table
-        if self._backwards or table != self._table:
-            return
-        whole = whole_ids(ids)
-        self._log["seen"].append(check_sum(whole))
-        if torch.is_grad_enabled():
-            self._ids.append(whole)
+        self._table = self._table or tuple(weight.shape)
+        if not self._backwards and tuple(weight.shape) == self._table:
+            self._log["seen"].append(check_sum(whole_ids(input)))
+            self._ids += [whole_ids(input)] if torch.is_grad_enabled() else []
+        return original(input, weight, *given, **named)
 
-    def _around_index(self, original: Any) -> Any:
-        def call(iterator: Any) -> Any:
-            number = original(iterator)
-            rows = [number] if isinstance(number, int) else number
-            if isinstance(rows, list) and all(isinstance(row, int) for row in rows):
-                self._loader(iterator)["rows"] += rows
-            return number
+    def _see_rows(self, original: Any, iterator: Any) -> Any:
+        found = original(iterator)
+        rows = [found] if isinstance(found, int) else found
+        if isinstance(rows, list) and all(isinstance(row, int) for row in rows):
+            self._loader_of(iterator)["rows"] += rows
+        return found
 
-        return call
+    def _see_batch(self, original: Any, iterator: Any) -> Any:
+        loader = self._loader_of(iterator)
+        try:
+            batch = original(iterator)
+        except StopIteration:
+            loader["exhausted"] = True
+            raise
+        loader["given"].append([check_sum(whole_ids(each)) for each in integers_of(batch)])
+        return batch
 
-    def _around_next(self, original: Any) -> Any:
-        def call(iterator: Any) -> Any:
-            loader = self._loader(iterator)
-            try:
-                batch = original(iterator)
-            except StopIteration:
-                loader["exhausted"] = True
-                raise
-            loader["given"].append([check_sum(whole_ids(each)) for each in integers_of(batch)])
-            return batch
-
-        return call
-
-    def _loader(self, iterator: Any) -> dict[str, Any]:
+    def _loader_of(self, iterator: Any) -> dict[str, Any]:
         if not hasattr(iterator, "_dcp_audit"):
-            rows = getattr(iterator, "_dataset", None)
-            batches = getattr(iterator, "_index_sampler", None)
+            rows, batches = iterator._dataset, iterator._index_sampler
             iterator._dcp_audit = self._new_loader(
                 len(rows) if hasattr(rows, "__len__") else None,
                 len(batches) if hasattr(batches, "__len__") else None,
@@ -224,43 +197,33 @@ class Observer:
         return found
 
     def _new_loader(self, rows: int | None, batches: int | None, *, is_cut: bool) -> dict[str, Any]:
-        loader = {
+        self._log["loaders"].append({
             "of": rows, "batches": batches, "drop_last": is_cut, "rows": [], "given": [],
             "exhausted": False, "line": _line(),
-        }  # fmt: skip
-        self._log["loaders"].append(loader)
-        return loader
+        })  # fmt: skip
+        found: dict[str, Any] = self._log["loaders"][-1]
+        return found
 
-    def _around_epoch(self, original: Any) -> Any:
-        def call(loader: Any, iteration: int) -> Iterator[Any]:
-            usable = loader._usable
-            seen = self._new_loader(
-                None if usable is None else len(usable[0]),
-                None if usable is None else len(loader), is_cut=loader.packing.drop_last,
-            )  # fmt: skip
-            for data, plan in original(loader, iteration):
-                seen["rows"] += data.rows
-                seen["given"].append([check_sum(data.tokens.numpy())])
-                self._note_borders(data)
-                yield data, plan
-            seen["exhausted"] = True
-
-        return call
+    def _see_epoch(self, original: Any, loader: Any, iteration: int) -> Iterator[Any]:
+        rows, batches = loader._usable and len(loader._usable[0]), loader._usable and len(loader)
+        seen = self._new_loader(rows, batches, is_cut=loader.packing.drop_last)
+        for data, plan in original(loader, iteration):
+            seen["rows"] += data.rows
+            seen["given"].append([check_sum(data.tokens.numpy())])
+            self._note_borders(data)
+            yield data, plan
+        seen["exhausted"] = True
 
     def _note_borders(self, *given: Any) -> None:
-        if torch.is_grad_enabled() and (
-            found := borders_of([whole_ids(x) for x in integers_of(given)])
-        ):
-            self._borders.append(found)
+        found = borders_of([whole_ids(each) for each in integers_of(given)])
+        if found and torch.is_grad_enabled():
+            self._borders = found
 
-    # -- gradients
+    # Gradients.
 
-    def _around_group(self, original: Any) -> Any:
-        def call(optimizer: Any, *given: Any, **named: Any) -> None:
-            original(optimizer, *given, **named)
-            self._name_parameters(optimizer)
-
-        return call
+    def _see_group(self, original: Any, optimizer: Any, *given: Any, **named: Any) -> None:
+        original(optimizer, *given, **named)
+        self._name_parameters(optimizer)
 
     def _name_parameters(self, optimizer: Any) -> None:
         """Name every parameter of the models that an optimizer trains, and watch what enters each.
@@ -298,107 +261,77 @@ class Observer:
 
     @_disable_dynamo
     def _add_local(self, name: str, gradient: Tensor) -> None:
-        if isinstance(gradient, DTensor) or self._step.number >= self._steps:
-            return
-        own = (gradient.to_dense() if gradient.is_sparse else gradient).detach().double()
-        known = self._step.local.get(name)
-        self._step.local[name] = own.clone() if known is None else known + own
+        if not isinstance(gradient, DTensor) and self._step.number < self._steps:
+            own = (gradient.to_dense() if gradient.is_sparse else gradient).detach().double()
+            known = self._step.local.get(name)
+            self._step.local[name] = own.clone() if known is None else known + own
 
-    def _around_shards(self, original: Any) -> Any:
-        def call(*given: Any, **named: Any) -> Any:
-            shards = named.get("fsdp_params", given[0] if given else ())
-            gradients = named.get("unsharded_grads", given[1] if len(given) > 1 else ())
-            for shard, gradient in zip(shards, gradients, strict=True):
-                name = self._names.get(id(shard.sharded_param))
-                if name is not None:
-                    self._add_local(name, gradient)
-            return original(*given, **named)
+    def _see_shards(
+        self, original: Any, shards: Any, gradients: Any, *given: Any, **named: Any
+    ) -> Any:
+        for shard, gradient in zip(shards, gradients, strict=True):
+            if (name := self._names.get(id(shard.sharded_param))) is not None:
+                self._add_local(name, gradient)
+        return original(shards, gradients, *given, **named)
 
-        return call
-
-    def _around_backward(self, original: Any) -> Any:
-        @_disable_dynamo
-        def call(loss: Any, *given: Any, **named: Any) -> Any:
-            if not self._backwards:
-                self._begin_backward(loss)
-            self._backwards += 1
-            try:
-                return original(loss, *given, **named)
-            finally:
-                self._backwards -= 1
-
-        return call
+    def _see_backward(self, original: Any, loss: Any, *given: Any, **named: Any) -> Any:
+        if not self._backwards:
+            self._begin_backward(loss)
+        self._backwards += 1
+        try:
+            return original(loss, *given, **named)
+        finally:
+            self._backwards -= 1
 
     def _begin_backward(self, loss: Any) -> None:
         if self._step.is_taken:
             self._finish_step()
-        losses = self._step.info.setdefault("backwards", [])
-        number = len(losses)
-        value = None
-        if isinstance(loss, Tensor) and loss.numel() == 1:
-            value = float(_plain(loss.detach()))
+        number, arrays = len(self._step.info["backwards"]), self._step.arrays
         for key in ("targets", "tokens"):
-            found = [call[key] for call in self._calls]
+            found = [each[key] for each in self._losses]
             if found and all(each is not None for each in found):
-                self._step.arrays[f"{key}:{number}"] = np.concatenate(found)
+                arrays[f"{key}:{number}"] = np.concatenate(found)
         if self._ids:
-            self._step.arrays[f"ids:{number}"] = np.concatenate([x.flatten() for x in self._ids])
-        if self._borders:
-            self._step.arrays[f"borders:{number}"] = np.array(self._borders[-1])
-        losses.append({
-            "loss": value, "line": _line(),
-            "sum": sum(call["sum"] for call in self._calls),
-            "count": sum(call["count"] for call in self._calls),
+            arrays[f"ids:{number}"] = np.concatenate([each.flatten() for each in self._ids])
+        arrays[f"borders:{number}"] = np.array(self._borders, np.int64)
+        is_number = isinstance(loss, Tensor) and loss.numel() == 1
+        self._step.info["backwards"].append({
+            "loss": float(_plain(loss.detach())) if is_number else None, "line": _line(),
+            "sum": sum(each["sum"] for each in self._losses),
+            "count": sum(each["count"] for each in self._losses),
         })  # fmt: skip
-        self._calls, self._ids, self._borders = [], [], []
+        self._losses, self._ids, self._borders = [], [], []
 
-    def _around_clip(self, original: Any) -> Any:
-        @_disable_dynamo
-        def call(*given: Any, **named: Any) -> Any:
-            before = {} if "clip" in self._step.info else self._gradients()
-            if given and not isinstance(given[0], Tensor):
-                given = (list(given[0]), *given[1:])  # a generator is read once
-            result = original(*given, **named)
-            if "clip" not in self._step.info:
-                for name, gradient in before.items():
-                    self._keep("unclipped", name, gradient)
-                after = self._gradients()
-                largest = max(
-                    before, key=lambda name: float(own_part(before[name]).norm()), default=""
-                )
-                whole = float(own_part(before[largest]).norm()) if before else 0.0
-                norm = result if result is not None else named.get("total_norm", given[-1])
-                self._step.info["clip"] = {
-                    "line": _line(),
-                    "names": self._known(named.get("parameters", given[0] if given else ())),
-                    "kind": float(named.get("norm_type", 2.0)),
-                    "most": float(named.get("max_norm", given[1] if len(given) > 1 else 0.0)),
-                    "norm": None if isinstance(norm, DTensor) else float(norm),
-                    "scale": float(own_part(after[largest]).norm()) / whole if whole else 1.0,
-                }
-            return result
+    def _see_clip(
+        self, original: Any, parameters: Any, max_norm: Any, *given: Any, **named: Any
+    ) -> Any:
+        listed = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        before = self._gradients()
+        result = original(listed, max_norm, *given, **named)
+        if before and "clip" not in self._step.info:
+            after = self._gradients()
+            largest = max(before, key=lambda name: float(own_part(before[name]).norm()))
+            whole = float(own_part(before[largest]).norm())
+            norm = result if result is not None else named.get("total_norm", (*given, None)[0])
+            self._step.info["clip"] = {
+                "line": _line(), "most": float(max_norm), "kind": float(named.get("norm_type", 2.0)),
+                "names": [self._names[id(p)] for p in listed if id(p) in self._names],
+                "norm": None if isinstance(norm, DTensor) else float(norm),
+                "scale": float(own_part(after[largest]).norm()) / whole if whole else 1.0,
+            }  # fmt: skip
+            self._keep("unclipped", before)
+        return result
 
-        return call
-
-    def _known(self, parameters: Any) -> list[str]:
-        listed = [parameters] if isinstance(parameters, Tensor) else parameters
-        return [self._names[id(p)] for p in listed if id(p) in self._names]
-
-    def _around_sum(self, original: Any) -> Any:
-        def call(tensor: Any, *given: Any, **named: Any) -> Any:
-            if not torch.compiler.is_compiling() and self._names and not self._backwards:
-                line = _line()
-                self._log["sums"][line] = self._log["sums"].get(line, 0) + 1
-            return original(tensor, *given, **named)
-
-        return call
+    def _see_sum(self, original: Any, *given: Any, **named: Any) -> Any:
+        if self._step.info["backwards"] and not self._backwards:
+            self._log["sums"][_line()] = self._log["sums"].get(_line(), 0) + 1
+        return original(*given, **named)
 
     def _gradients(self) -> dict[str, Tensor]:
         return {
             name: p.grad.detach().clone()
-            for name, p in self._parameters.items()
-            if p.grad is not None
-        }
+            for name, p in self._parameters.items() if p.grad is not None
+        }  # fmt: skip
 
     @_disable_dynamo
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
@@ -409,62 +342,52 @@ class Observer:
         self._step.info["line"] = _line()
         if not self._first:
             self._first = {name: p.detach().clone() for name, p in self._parameters.items()}
-            for name, p in self._first.items():
-                self._keep("first", name, p)
-        for name, gradient in self._gradients().items():
-            self._keep("grad", name, gradient)
-        for name, gradient in self._step.local.items():
-            self._keep("local", name, gradient)
+            self._keep("first", self._first)
+        self._keep("grad", self._gradients())
+        self._keep("local", self._step.local)
 
     @_disable_dynamo
     @torch.no_grad()
     def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                name = self._names.get(id(p))
-                if name is None or f"after:{name}" in self._step.arrays:
-                    continue
-                self._keep("after", name, p)
+        for p in (p for group in optimizer.param_groups for p in group["params"]):
+            name = self._names.get(id(p))
+            if name is not None and f"after:{name}" not in self._step.arrays:
+                self._keep("after", {name: p})
                 if self._is_audit and name in self._first:
                     p.copy_(self._first[name])
 
-    def _keep(self, kind: str, name: str, value: Tensor) -> None:
-        if self._step.number >= self._steps:
-            return
-        if isinstance(value, DTensor) and not all(each.is_replicate() for each in value.placements):
-            from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-
-            _, offset = compute_local_shape_and_global_offset(
-                value.shape, value.device_mesh, value.placements
+    def _keep(self, kind: str, values: dict[str, Tensor]) -> None:
+        for name, value in values.items() if self._step.number < self._steps else ():
+            if isinstance(value, DTensor) and not all(p.is_replicate() for p in value.placements):
+                _, offset = compute_local_shape_and_global_offset(
+                    value.shape, value.device_mesh, value.placements
+                )
+                self._step.info["shards"][name] = [list(value.shape), list(offset)]
+            own = own_part(value).detach()
+            own = (own.to_dense() if own.is_sparse else own).double().cpu()
+            self._step.arrays[f"{kind}:{name}"] = own.numpy().copy()
+            self._step.info["is_coarse"] = (
+                self._step.info.get("is_coarse", False) or value.dtype in _COARSE
             )
-            shards = self._step.info.setdefault("shards", {})
-            shards[name] = [list(value.shape), list(offset)]
-        own = own_part(value).detach()
-        own = own.to_dense() if own.is_sparse else own
-        precise = own.double() if own.is_floating_point() else own
-        self._step.arrays[f"{kind}:{name}"] = precise.cpu().numpy().copy()
-        if own.dtype in (torch.bfloat16, torch.float16):
-            self._step.info["is_coarse"] = True
 
-    # -- files
+    # Files.
 
     def _finish_step(self) -> None:
         step, self._step = self._step, Step(self._step.number + 1)
-        if not step.is_taken and not step.info.get("backwards"):
+        if not step.is_taken and not step.info["backwards"]:
             return
         step.info["is_taken"] = step.is_taken
         text = np.frombuffer(json.dumps(step.info).encode(), np.uint8)
         path = self._folder / f"step-{step.number}.npz"
         with replacing(path, RunError) as draft, draft.open("wb") as file:
             np.savez(file, **{"info": text, **step.arrays})
-        if self._step.number >= self._steps:
-            self._write_log()
-        if self._step.number == self._steps + DATA_STEPS:
+        self._write_log(has_ended=False)
+        if self._step.number == self._steps + (DATA_STEPS if self._is_audit else 0):
             self._when_full()
 
-    def _write_log(self) -> None:
+    def _write_log(self, *, has_ended: bool) -> None:
         with replacing(self._folder / "rank.json", RunError) as draft:
-            draft.write_text(json.dumps(self._log), encoding="utf-8")
+            draft.write_text(json.dumps({**self._log, "ended": has_ended}), encoding="utf-8")
 
 
 def _plain(value: Any) -> Any:  # Any: a tensor

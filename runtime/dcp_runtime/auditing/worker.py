@@ -33,7 +33,7 @@ def main() -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - what scripts use
     torch.set_num_threads(1)
-    observer = Observer(mine, int(steps), is_audit=True, when_full=wait_to_be_ended)
+    observer = Observer(mine, int(steps), wait_to_be_ended, is_audit=True)
     observer.watch()
     failed = None
     try:
@@ -43,7 +43,7 @@ def main() -> None:
     except BaseException as error:
         traceback.print_exc()
         failed = f"{type(error).__name__}: {error}"
-    observer.close(failed)
+    observer.close(has_ended=failed is None)
     (mine / ENDED).touch()
     sys.stdout.flush()
     sys.stderr.flush()
