@@ -299,7 +299,7 @@ def top(folder: str, *, once: bool, as_json: bool) -> None:
 @click.option("--steps", type=click.IntRange(1, 8), default=2, show_default=True,
               help="Optimizer steps whose gradients are compared.")  # fmt: skip
 @click.option("--alone", metavar="ARGS",
-              help="Arguments of the run on one process.  [default: those of the script]")  # fmt: skip
+              help="Arguments of the run on one process.  [default: the same]")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(1, 86_400), default=120.0, show_default=True,
               metavar="S", help="Seconds that a run may take.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -329,6 +329,7 @@ def audit(
     )
     found = audit_script(order)
     title = f"{script} on {ranks} ranks against one process"
-    click.echo(json.dumps(to_json(script, ranks, found)) if as_json else to_text(title, found))
+    shown = json.dumps(to_json(script, ranks, found)) if as_json else to_text(title, found)
+    click.echo(shown)
     if any(each.is_fault for each in found):
         sys.exit(1)

@@ -69,9 +69,9 @@ def borders_of(given: list[Ids]) -> list[int]:
         steps = np.diff(flat)
         restarts = np.flatnonzero(flat[1:] == 0) + 1
         if len(restarts) and np.all((steps == 1) | (flat[1:] == 0)):
-            return restarts.tolist()
+            return [int(at) for at in restarts]
         if np.all((steps == 0) | (steps == 1)) and 0 < flat[-1] < flat.size - 1:
-            return (np.flatnonzero(steps == 1) + 1).tolist()
+            return [int(at) + 1 for at in np.flatnonzero(steps == 1)]
         if flat.size > 2 and np.all(steps > 0) and int(flat[-1]) in sizes - {flat.size}:
-            return flat[1:-1].tolist()
+            return [int(at) for at in flat[1:-1]]
     return []

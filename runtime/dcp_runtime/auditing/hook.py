@@ -1,7 +1,6 @@
 """`audit`: judges a training that cannot be run twice, from inside it."""
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,4 +59,4 @@ def audit(folder: str | Path | None = None, *, steps: int = 2) -> Iterator[None]
     if rank == 0:
         ranks = dist.get_world_size() if is_group else 1
         found = judge(None, read_run(Path(where), ranks), steps)
-        print(to_text(f"{ranks} ranks, judged by themselves", found), file=sys.stderr, flush=True)
+        print(to_text(f"{ranks} ranks, judged by themselves", found), flush=True)

@@ -15,10 +15,13 @@ from dcp_runtime.auditing.data_checks import (
 )
 from dcp_runtime.auditing.findings import Finding, Part, note, right
 from dcp_runtime.auditing.norms import check_norms
-from dcp_runtime.auditing.record import Run
+from dcp_runtime.auditing.record import Run, Tensors
 from dcp_runtime.auditing.right_gradients import (
     NOISE,
+    PRECISE,
     Right,
+    norm_of,
+    ratio_of,
     right_of_one,
     right_of_ranks,
     size_of,
@@ -90,6 +93,8 @@ def _classify(
     floor = max(sizes.values(), default=0.0) * NOISE[tolerance]
     local = [ranks.tensors(step, "local", rank) for rank in range(ranks.ranks)]
     found = [unclipped(ranks, step, rank) for rank in range(ranks.ranks)]
+    if wanted.most is not None:
+        found = [_before_clip(own, wanted) for own in found]
     for name, value in wanted.taken.items():
         seen = [own.get(name) for own in found]
         if sizes[name] <= floor:
@@ -109,10 +114,23 @@ def _classify(
             yield name, ("stale", 0.0)
 
 
+def _before_clip(own: Tensors, wanted: Right) -> Tensors:
+    """Take out the factor that a script's own clipping adds to most parameters, if any is wrong."""
+    assert wanted.most is not None
+    ratios = [ratio_of(own[n], value) for n, value in wanted.taken.items() if n in own]
+    common = float(np.median(ratios)) if ratios else 1.0
+    if abs(norm_of(own) - wanted.most) > PRECISE * wanted.most or not common:
+        return own
+    return {name: value / common for name, value in own.items()}
+
+
 WAYS_OUT = {
     "averaged": "losses of ranks are shares of one mean, so their gradients are added, not "
     "averaged: dcp_runtime.sum_gradients(model) {before}, in place of the mean",
     "partial": "every rank steps with its own part: dcp_runtime.sum_gradients(model) {before}",
+    "partial of a mean": "every rank steps with its own part. Its loss is a mean over its own targets, "
+    "equally many: average gradients, DistributedDataParallel(model) or all_reduce(p.grad) and "
+    "p.grad /= ranks for every p {before}",
     "a sum of means": "divide the sum of the losses by the targets of all ranks, "
     "next_token_loss(logits, local_data); or average gradients in place of adding them",
     "doubled": "something adds these gradients up once more: add up once a step{sums}",
@@ -134,7 +152,7 @@ def _group(kinds: dict[str, list[tuple[str, float]]], ranks: Run) -> Iterator[Fi
     sums = ", ".join(f"{line} ({n} times)" for line, n in ranks.logs[0]["sums"].items())
     for kind, ratios in by_kind.items():
         if kind == "right":
-            yield right("parameters", f"{len(ratios)} have the gradients of one process")
+            yield right("parameters", f"{len(ratios)} have the right gradients")
             continue
         middle = float(np.median(list(ratios.values())))
         way_out = WAYS_OUT[kind].format(

@@ -89,7 +89,8 @@ def _check_by_hand(ranks: Run, step: int, wanted: Right, rank: int) -> Finding |
     got, want = _flat(taken, names), _flat(wanted.raw, names)
     parts = np.stack([_flat(own, names) for own in local], 1)
     what = f"step {step + 1}, rank {rank}"
-    norms, whole, length = np.linalg.norm(parts, axis=0), np.linalg.norm(want), norm_of(taken)
+    norms, whole = np.linalg.norm(parts, axis=0), float(np.linalg.norm(want))
+    length = norm_of(taken)
     if is_close(got, min(1.0, most / whole) * want, tolerance):
         return None
     part = norm_of(ranks.steps[rank][step].of("grad"))
@@ -98,7 +99,7 @@ def _check_by_hand(ranks: Run, step: int, wanted: Right, rank: int) -> Finding |
     if is_close(got, length / whole * want, tolerance):
         norm = float(most / length * whole)
         is_local = any(_is_like(norm, each) for each in (norms[rank], norms[rank] / len(norms)))
-        return _by(norm, float(whole), "", what, is_local=is_local)
+        return _by(norm, whole, "", what, is_local=is_local)
     weights, *_ = np.linalg.lstsq(parts, got, rcond=None)
     cut = [
         _is_like(size, size_max) for size in weights * norms if (size_max := max(weights * norms))

@@ -209,7 +209,7 @@ class Observer:
         seen = self._new_loader(rows, batches, is_cut=loader.packing.drop_last)
         for data, plan in original(loader, iteration):
             seen["rows"] += data.rows
-            seen["given"].append([check_sum(data.tokens.numpy())])
+            seen["given"].append([check_sum(data.tokens.numpy())] if len(data.tokens) else [])
             self._note_borders(data)
             yield data, plan
         seen["exhausted"] = True
@@ -312,7 +312,7 @@ class Observer:
             after = self._gradients()
             largest = max(before, key=lambda name: float(own_part(before[name]).norm()))
             whole = float(own_part(before[largest]).norm())
-            norm = result if result is not None else named.get("total_norm", (*given, None)[0])
+            norm = named.get("total_norm", (*given, None)[0]) if result is None else result
             self._step.info["clip"] = {
                 "line": _line(), "most": float(max_norm), "kind": float(named.get("norm_type", 2.0)),
                 "names": [self._names[id(p)] for p in listed if id(p) in self._names],

@@ -6,6 +6,7 @@ that it divided by.
 """
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -93,7 +94,7 @@ def _clips_to(alone: Run) -> float | None:
             factor = _own_factor(alone, step)
             seen.append((factor or 1.0, norm_of(alone.tensors(step, "grad", 0))))
     alike = [
-        a[1] for a, b in zip(seen, seen[1:], strict=False)
+        a[1] for a, b in pairwise(seen)
         if abs(a[1] - b[1]) < 1e-3 * a[1] and abs(a[0] - b[0]) > 1e-4 * a[0]
     ]  # fmt: skip
     return alike[0] if alike else None
@@ -132,7 +133,7 @@ def right_of_ranks(ranks: Run, step: int) -> Right | None:
     batches = list(ranks.micro_batches(step))
     total = sum(each.count for _, _, each in batches)
     whole: Tensors = {}
-    for rank in range(ranks.ranks):
+    for rank in range(ranks.ranks if total else 0):
         divisors = [each.divisor for r, _, each in batches if r == rank and each.count]
         known = [divisor for divisor in divisors if divisor]
         if len(known) < len(divisors) or (known and max(known) > 1.002 * min(known)):
@@ -168,21 +169,27 @@ def verdict(
     if is_close(own, right, tolerance):
         return "right", ratio
     known = [part for part in parts if part is not None]
-    if is_close(own, ratio * right, tolerance):
-        if len(known) > 1 and abs(ratio - len(known)) <= tolerance * ratio:
-            is_sum = is_close(own, np.sum(known, axis=0), tolerance)
-            return "a sum of means" if is_sum else "doubled", ratio
-        for name, factor in (("averaged", 1 / len(parts)), ("doubled", 2.0)):
-            if abs(ratio - factor) <= tolerance * factor:
-                return name, ratio
-    mine = parts[rank]
-    if mine is not None and len(known) > 1:
-        if is_close(own, ratio_of(own, mine) * mine, tolerance):
-            return "partial", ratio
-    if is_close(own, ratio * right, tolerance):
+    is_scaled, mine = is_close(own, ratio * right, tolerance), parts[rank]
+    if is_scaled and (name := _factor_of(ratio, own, parts, tolerance)):
+        return name, ratio
+    if mine is not None and len(known) > 1 and is_close(own, ratio_of(own, mine) * mine, tolerance):
+        is_mean = is_close(right, np.mean(known, axis=0), tolerance)
+        return "partial of a mean" if is_mean else "partial", ratio
+    if is_scaled:
         return "scaled", ratio
     if earlier is not None and earlier.shape == own.shape:
         rest = own - right
         if is_close(rest, ratio_of(rest, earlier) * earlier, tolerance):
             return "stale", ratio
     return "wrong", ratio
+
+
+def _factor_of(
+    ratio: float, own: NDArray[Any], parts: list[NDArray[Any] | None], tolerance: float
+) -> str | None:
+    """Name the factor between a gradient and the right one."""
+    known = [part for part in parts if part is not None]
+    if len(known) > 1 and abs(ratio - len(known)) <= tolerance * ratio:
+        return "a sum of means" if is_close(own, np.sum(known, axis=0), tolerance) else "doubled"
+    names = {"averaged": 1 / len(parts), "doubled": 2.0}
+    return next((n for n, f in names.items() if abs(ratio - f) <= tolerance * f), None)
