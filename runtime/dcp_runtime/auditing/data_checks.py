@@ -54,7 +54,10 @@ def _ids_of(batch: MicroBatch, kind: str) -> Bag | None:
         return batch.targets[counted]
     if kind == "tokens":
         return batch.ids if batch.tokens is None else batch.tokens
-    return None if batch.tokens is None else (batch.tokens << 32 | batch.targets)[counted]
+    if batch.tokens is None:
+        return None
+    pairs: Bag = (batch.tokens << 32 | batch.targets)[counted]
+    return pairs
 
 
 def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterable[Finding]:
@@ -195,6 +198,8 @@ def check_rows(run: Run) -> Iterable[Finding]:
         if all(each["exhausted"] or len(each["given"]) == each["batches"] for each in loaders):
             yield from _check_epoch(loaders)
             yield from _check_given(run, loaders) if run.has_ended else ()
+        elif run.has_ended and loaders[0]["batches"]:
+            yield from _check_end(run, loaders[0])
     untaken = [steps[-1] for steps in run.steps if not steps[-1].is_taken]
     if run.has_ended and untaken:
         yield Finding(
@@ -222,6 +227,16 @@ def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[Finding]:
             "data", "seen twice", f"{place}: {again} rows are given again in the same epoch",
             "give all ranks the same seed of the sampler, and each its part of the rows",
             is_fault=again >= len(loaders),  # a sampler may fill the last batch up
+        )  # fmt: skip
+
+
+def _check_end(run: Run, loader: dict[str, Any]) -> Iterable[Finding]:
+    given, of = len(loader["given"]), loader["batches"]
+    if of - given <= max(len(step.micro_batches) for step in run.steps[0]):
+        yield Finding(
+            "data", "last batch dropped", f"the loop leaves the loader of {loader['line']} after "
+            f"{given} of {of} batches", "run it to its end; nothing is wrong if a number of steps "
+            "ends the script there",
         )  # fmt: skip
 
 

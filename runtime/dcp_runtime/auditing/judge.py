@@ -7,6 +7,7 @@ from typing import get_args
 import numpy as np
 
 from dcp_runtime.auditing.data_checks import (
+    Relation,
     check_borders,
     check_data,
     check_loss,
@@ -20,6 +21,7 @@ from dcp_runtime.auditing.right_gradients import (
     NOISE,
     PRECISE,
     Right,
+    is_close,
     norm_of,
     ratio_of,
     right_of_one,
@@ -45,12 +47,15 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[Finding]:
     for step in range(min(steps, ranks.length)):
         if not all(own[step].is_taken for own in ranks.steps):
             break
-        relation = "other" if alone is None else relate(alone, ranks, step)
+        relation: Relation = "other"
+        if alone is not None:
+            relation = relate(alone, ranks, step)
+            found += check_data(alone, ranks, step, relation)
+            found += check_borders(alone, step)
+            relation = _guess(alone, ranks, step) if relation == "unseen" else relation
         is_known = alone is not None and relation != "other" and not first
         wanted = None
         if alone is not None:
-            found += check_data(alone, ranks, step, relation)
-            found += check_borders(alone, step)
             batches = ranks.ranks if relation == "union" else 1
             wanted = right_of_one(alone, step, batches) if is_known else None
         found.append(check_loss(ranks, step, are_copies=relation == "copies"))
@@ -72,6 +77,24 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[Finding]:
     found += check_rows(ranks)
     parts = get_args(Part)
     return sorted(_once(found), key=lambda each: (not each.is_fault, parts.index(each.part)))
+
+
+def _guess(alone: Run, ranks: Run, step: int) -> Relation:
+    """Tell from what all ranks add whose data they saw, where no data were seen."""
+    total: Tensors = {}
+    for rank in range(ranks.ranks):
+        for name, value in ranks.tensors(step, "local", rank).items():
+            total[name] = total.get(name, 0) + value
+    relations: dict[int, Relation] = {1: "same", ranks.ranks: "union"}
+    for batches, relation in relations.items():
+        own = right_of_one(alone, step, batches)
+        known = [n for n in total if own is not None and np.any(own.raw.get(n, 0))]
+        if own is not None and known:
+            name = max(known, key=lambda n: own.raw[n].size)
+            factor = ratio_of(total[name], own.raw[name])
+            if is_close(total[name], factor * own.raw[name], tolerance_of(ranks, step)):
+                return relation
+    return "other"
 
 
 def _once(found: Iterable[Finding]) -> Iterator[Finding]:
@@ -128,9 +151,9 @@ WAYS_OUT = {
     "averaged": "losses of ranks are shares of one mean, so their gradients are added, not "
     "averaged: dcp_runtime.sum_gradients(model) {before}, in place of the mean",
     "partial": "every rank steps with its own part: dcp_runtime.sum_gradients(model) {before}",
-    "partial of a mean": "every rank steps with its own part. Its loss is a mean over its own targets, "
-    "equally many: average gradients, DistributedDataParallel(model) or all_reduce(p.grad) and "
-    "p.grad /= ranks for every p {before}",
+    "partial of a mean": "every rank steps with its own part. Its loss is a mean over its own "
+    "targets, equally many: average gradients, DistributedDataParallel(model), or all_reduce "
+    "p.grad and p.grad /= ranks for every p {before}",
     "a sum of means": "divide the sum of the losses by the targets of all ranks, "
     "next_token_loss(logits, local_data); or average gradients in place of adding them",
     "doubled": "something adds these gradients up once more: add up once a step{sums}",
@@ -165,7 +188,7 @@ def _group(kinds: dict[str, list[tuple[str, float]]], ranks: Run) -> Iterator[Fi
                 f"targets, equally many here, and gradients are added up: {middle:.3f} times the "
                 "right ones", way_out,
             )  # fmt: skip
-            kind = "doubled"
+        kind = {"a sum of means": "doubled", "partial of a mean": "partial"}.get(kind, kind)
         tied = [f"; {name} is also {ties[name][0]}" for name in ratios if name in ties]
         yield Finding(
             "parameters", kind, f"{len(ratios)} of {len(kinds)}, ratio {middle:.3f}: "

@@ -87,6 +87,7 @@ class Observer:
         self._losses: list[dict[str, Any]] = []  # since the last backward
         self._ids: list[Ids] = []  # that went into the embedding of tokens since then
         self._borders: list[int] = []
+        self._data: Any = None  # the newest batch of a `DCPDataloader`, whose targets are listed
         self._table: tuple[int, ...] = ()  # the shape of the embedding of tokens
         self._backwards = 0  # under way: one may run another
         self._undo: list[Callable[[], Any]] = []
@@ -145,15 +146,18 @@ class Observer:
 
     def _see_loss(self, original: Any, *given: Any, **named: Any) -> Any:
         result = original(*given, **named)
-        target = named.get("target", given[1] if len(given) > 1 else None)
-        if self._backwards or not torch.is_grad_enabled() or not integers_of(target):
+        target = integers_of(named.get("target", given[1] if len(given) > 1 else None))
+        if self._backwards or not torch.is_grad_enabled() or not target:
             return result
         kind = named.get("reduction", given[6] if len(given) > 6 else "mean")
-        ids = whole_ids(target).flatten()
+        ids = whole_ids(target[0]).flatten()
         ids[ids == named.get("ignore_index", given[4] if len(given) > 4 else -100)] = -100
         count, value = int((ids != -100).sum()), float(_plain(result.detach()).double().sum())
+        tokens = ids_before(self._ids[::-1], ids.size)
+        if self._data is not None and ids.size == len(self._data.target_ids):
+            tokens, ids = whole_ids(self._data.tokens), whole_ids(self._data.labels)
         self._losses.append({
-            "targets": ids, "tokens": ids_before(self._ids[::-1], ids.size), "count": count,
+            "targets": ids, "tokens": tokens, "count": count,
             "sum": (value * count if kind == "mean" else value) if count else 0.0,
         })  # fmt: skip
         return result
@@ -211,6 +215,7 @@ class Observer:
             seen["rows"] += data.rows
             seen["given"].append([check_sum(data.tokens.numpy())] if len(data.tokens) else [])
             self._note_borders(data)
+            self._data = data
             yield data, plan
         seen["exhausted"] = True
 
@@ -314,7 +319,8 @@ class Observer:
             whole = float(own_part(before[largest]).norm())
             norm = named.get("total_norm", (*given, None)[0]) if result is None else result
             self._step.info["clip"] = {
-                "line": _line(), "most": float(max_norm), "kind": float(named.get("norm_type", 2.0)),
+                "line": _line(), "most": float(max_norm),
+                "kind": float(named.get("norm_type", 2.0)),
                 "names": [self._names[id(p)] for p in listed if id(p) in self._names],
                 "norm": None if isinstance(norm, DTensor) else float(norm),
                 "scale": float(own_part(after[largest]).norm()) / whole if whole else 1.0,
