@@ -300,7 +300,7 @@ def top(folder: str, *, once: bool, as_json: bool) -> None:
               help="Optimizer steps whose gradients are compared.")  # fmt: skip
 @click.option("--alone", metavar="ARGS",
               help="Arguments of the run on one process.  [default: the same]")  # fmt: skip
-@click.option("--timeout", type=click.FloatRange(1, 86_400), default=120.0, show_default=True,
+@click.option("--timeout", type=click.FloatRange(1, 86_400), default=300.0, show_default=True,
               metavar="S", help="Seconds that a run may take.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def audit(

@@ -17,7 +17,7 @@ class AuditOrder:
     ranks: int = 2
     steps: int = 2
     alone: tuple[str, ...] | None = None
-    timeout_s: float = 120.0
+    timeout_s: float = 300.0
 
 
 def audit_script(order: AuditOrder) -> list[Finding]:

@@ -50,14 +50,13 @@ def _bag(run: Run, steps: Iterable[int], kind: str) -> Bag | None:
 
 def _ids_of(batch: MicroBatch, kind: str) -> Bag | None:
     counted = batch.targets != -100
+    found: Bag | None = batch.ids if batch.tokens is None else batch.tokens
     if kind == "targets":
-        return batch.targets[counted]
-    if kind == "tokens":
-        return batch.ids if batch.tokens is None else batch.tokens
-    if batch.tokens is None:
-        return None
-    pairs: Bag = (batch.tokens << 32 | batch.targets)[counted]
-    return pairs
+        found = batch.targets[counted]
+    elif kind == "pairs":
+        known = batch.tokens
+        found = None if known is None else (known << 32 | batch.targets)[counted]
+    return found
 
 
 def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterable[Finding]:

@@ -54,10 +54,8 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[Finding]:
             found += check_borders(alone, step)
             relation = _guess(alone, ranks, step) if relation == "unseen" else relation
         is_known = alone is not None and relation != "other" and not first
-        wanted = None
-        if alone is not None:
-            batches = ranks.ranks if relation == "union" else 1
-            wanted = right_of_one(alone, step, batches) if is_known else None
+        batches = ranks.ranks if relation == "union" else 1
+        wanted = right_of_one(alone, step, batches) if is_known and alone is not None else None
         found.append(check_loss(ranks, step, are_copies=relation == "copies"))
         wanted = wanted or right_of_ranks(ranks, step)
         if wanted is None:
@@ -88,11 +86,12 @@ def _guess(alone: Run, ranks: Run, step: int) -> Relation:
     relations: dict[int, Relation] = {1: "same", ranks.ranks: "union"}
     for batches, relation in relations.items():
         own = right_of_one(alone, step, batches)
-        known = [n for n in total if own is not None and np.any(own.raw.get(n, 0))]
-        if own is not None and known:
-            name = max(known, key=lambda n: own.raw[n].size)
-            factor = ratio_of(total[name], own.raw[name])
-            if is_close(total[name], factor * own.raw[name], tolerance_of(ranks, step)):
+        raw = own.raw if own is not None else {}
+        known = [name for name in total if np.any(raw.get(name, 0))]
+        if known:
+            name = max(known, key=lambda name: raw[name].size)
+            close = ratio_of(total[name], raw[name]) * raw[name]
+            if is_close(total[name], close, tolerance_of(ranks, step)):
                 return relation
     return "other"
 

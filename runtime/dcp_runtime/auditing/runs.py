@@ -1,7 +1,6 @@
 """Runs a training script on ranks of this machine, as torchrun would start them, and on one."""
 
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -112,8 +111,3 @@ def _wait(order: RunOrder, processes: "list[subprocess.Popen[bytes]]", folder: P
 
 def _tail(path: Path, lines: int = 12) -> str:
     return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
-
-
-def forget(folder: Path) -> None:
-    """Delete the records of an audit."""
-    shutil.rmtree(folder, ignore_errors=True)

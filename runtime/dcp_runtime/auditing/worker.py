@@ -1,6 +1,6 @@
 """Runs a training script under an `Observer`, in a process that the audit has started.
 
-``python worker.py FOLDER STEPS [-m] SCRIPT [ARGS]``. When enough has been recorded the process says
+``python worker.py FOLDER STEPS SCRIPT [ARGS]``. When enough has been recorded the process says
 so by a file and waits to be ended: other ranks may still need what it has sent.
 """
 
@@ -51,11 +51,6 @@ def main() -> None:
 
 
 def _run(words: list[str]) -> None:
-    if words[0] == "-m":
-        sys.argv = words[1:]
-        sys.path.insert(0, str(Path.cwd()))
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-        return
     sys.argv = words
     sys.path[0] = str(Path(words[0]).resolve().parent)
     runpy.run_path(words[0], run_name="__main__")
