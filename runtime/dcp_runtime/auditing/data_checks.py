@@ -86,7 +86,10 @@ def _other_data(alone: Run, ranks: Run, step: int) -> Finding:
         and (seen := _bag(ranks, [step], kind)) is not None
     }
     are_same = "tokens" in bags and np.array_equal(*bags["tokens"])
-    own, seen = bags.get("pairs", bags.get("targets")) if are_same else next(iter(bags.values()))  # type: ignore[misc]
+    kind = next(iter(bags))
+    if are_same:
+        kind = "pairs" if "pairs" in bags else "targets"
+    own, seen = bags[kind]
     lost, more = _differences(own, seen), _differences(seen, own)
     when, of = f"step {step + 1}", f"{lost} of {len(own)}"
     if are_same:
@@ -103,11 +106,30 @@ def _other_data(alone: Run, ranks: Run, step: int) -> Finding:
             "let a batch be a function of the step, not of the rank and its random numbers; or "
             "--alone 'ARGS' gives one process the data of all ranks",
         )  # fmt: skip
+    ever = _bag(ranks, range(ranks.length), kind)
+    if ever is None or not _differences(own, ever):
+        return note(
+            "data", "another order", f"{when}: the ranks see other tokens than one process does in "
+            "as many batches; gradients are judged by what each rank contributes",
+        )  # fmt: skip
     return Finding(
-        "data", "never seen" if lost else "seen twice",
-        f"{when}: {of} tokens of one process are seen by no rank, {more} are seen once more",
+        "data", "never seen", f"{when}: {of} tokens of one process are seen by no rank",
         "divide whole batches among the ranks: the last one, and what is left over, count too",
     )  # fmt: skip
+
+
+def check_all_data(alone: Run, ranks: Run) -> Iterable[Finding]:
+    """Compare all data of two scripts that came to their ends."""
+    for kind in ("tokens", "targets"):
+        own, seen = _bag(alone, range(alone.length), kind), _bag(ranks, range(ranks.length), kind)
+        if own is not None and seen is not None:
+            if lost := _differences(own, seen):
+                yield Finding(
+                    "data", "never seen", f"{lost} of the {len(own)} {kind} of one process are "
+                    "seen by no rank until the script ends",
+                    "let the ranks divide what is left over, too",
+                )  # fmt: skip
+            return
 
 
 def _differences(own: Bag, other: Bag) -> int:

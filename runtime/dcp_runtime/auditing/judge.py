@@ -8,6 +8,7 @@ import numpy as np
 
 from dcp_runtime.auditing.data_checks import (
     Relation,
+    check_all_data,
     check_borders,
     check_data,
     check_loss,
@@ -68,10 +69,8 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[Finding]:
         found += check_norms(ranks, step, wanted)
         found += _check_ranks(ranks, step)
     found += _group(kinds, ranks)
-    if alone is not None:
-        for step in range(steps, min(alone.length, ranks.length)):
-            if relate(alone, ranks, step) == "other":
-                found += (f for f in check_data(alone, ranks, step, "other") if f.is_fault)
+    if alone is not None and alone.has_ended and ranks.has_ended:
+        found += check_all_data(alone, ranks)
     found += check_rows(ranks)
     parts = get_args(Part)
     return sorted(_once(found), key=lambda each: (not each.is_fault, parts.index(each.part)))
