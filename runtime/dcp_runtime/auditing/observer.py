@@ -154,7 +154,7 @@ class Observer:
         ids[ids == named.get("ignore_index", given[4] if len(given) > 4 else -100)] = -100
         count, value = int((ids != -100).sum()), float(_plain(result.detach()).double().sum())
         tokens = ids_before(self._ids[::-1], ids.size)
-        if self._data is not None and ids.size == len(self._data.target_ids):
+        if self._data is not None and np.array_equal(ids, whole_ids(self._data.target_ids)):
             tokens, ids = whole_ids(self._data.tokens), whole_ids(self._data.labels)
         self._losses.append({
             "targets": ids, "tokens": tokens, "count": count,
