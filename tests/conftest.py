@@ -116,6 +116,19 @@ def forked_workers(request: pytest.FixtureRequest, fork_server: ForkServer) -> I
         yield
 
 
+@pytest.fixture(scope="module")
+def forked_audits(fork_server: ForkServer) -> Iterator[None]:
+    """The processes of `dcpm audit` are forks, which have their imports."""
+    from dcp_runtime.auditing import runs
+
+    def start(command: list[str], environment: dict[str, str], out: int) -> Fork:
+        return fork_server.start(command[1:], {1: out, 2: out}, environment)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "start_process", start)
+        yield
+
+
 @pytest.fixture
 def mortal_reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The worker that reads plan files is one that some files end (`mortal_reader`)."""

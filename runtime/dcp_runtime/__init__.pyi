@@ -4,6 +4,7 @@ from .adapters.huggingface.attention import register_dcp
 from .adapters.huggingface.model_check import check_model
 from .adapters.huggingface.prefill import prefill
 from .adapters.huggingface.trainer import DCPTrainerMixin
+from .auditing.hook import audit
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
 from .data.local_data import LocalData, next_token_loss
@@ -49,6 +50,7 @@ __all__ = [
     "TensorError",
     "WandbLog",
     "assert_sees",
+    "audit",
     "check_mask_mod",
     "check_model",
     "dispatch",

@@ -1,10 +1,11 @@
-"""The commands `dcpm run`, `dcpm calibrate`, `dcpm top` and `dcpm probe`.
+"""The commands `dcpm run`, `dcpm calibrate`, `dcpm top`, `dcpm probe` and `dcpm audit`.
 
 Each imports its libraries when it runs, so that `dcpm --help` does not wait for torch.
 """
 
 import json
 import math
+import shlex
 import sys
 import time
 from dataclasses import asdict
@@ -330,3 +331,47 @@ def probe(script: str, written: str, row: str, layers: int, as_json: bool) -> No
         is_ascii = not "█".encode(encoding, "ignore")
         click.echo(report.text(is_ascii=is_ascii, has_colour=has_colour))
     sys.exit(int(report.first_wrong is not None))
+
+
+@click.command(context_settings={"ignore_unknown_options": True})
+@click.argument("script")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--ranks", type=click.IntRange(2, MAX_DEFAULT_RANKS), default=2, show_default=True,
+              help="Processes to compare with one.")  # fmt: skip
+@click.option("--steps", type=click.IntRange(1, 8), default=2, show_default=True,
+              help="Optimizer steps whose gradients are compared.")  # fmt: skip
+@click.option("--alone", metavar="ARGS",
+              help="Arguments of the run on one process.  [default: the same]")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(1, 86_400), default=300.0, show_default=True,
+              metavar="S", help="Seconds that a run may take.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def audit(
+    script: str,
+    arguments: tuple[str, ...],
+    ranks: int,
+    steps: int,
+    alone: str | None,
+    timeout: float,
+    as_json: bool,
+) -> None:
+    """Compare a training SCRIPT on ranks of this machine with itself on one process.
+
+    Options of the script follow after --. Says of every parameter whether its gradient is right.
+    Exits with status 1 on faults.
+    """
+    from dcp_runtime.auditing.audit import AuditOrder, audit_script
+    from dcp_runtime.auditing.report import to_json, to_text
+
+    order = AuditOrder(
+        (script, *arguments),
+        ranks=ranks,
+        steps=steps,
+        alone=None if alone is None else (script, *shlex.split(alone)),
+        timeout_s=timeout,
+    )
+    found = audit_script(order)
+    title = f"{script} on {ranks} ranks against one process"
+    shown = json.dumps(to_json(script, ranks, found)) if as_json else to_text(title, found)
+    click.echo(shown)
+    if any(each.is_fault for each in found):
+        sys.exit(1)

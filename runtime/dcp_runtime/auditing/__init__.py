@@ -1,0 +1,1 @@
+"""Audit a training script: are its gradients, losses, rows and norms those of one process?"""

@@ -1,0 +1,275 @@
+"""Are the tokens, targets and rows of all ranks those of one process, and who divides by what?"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_runtime.auditing.findings import Finding, note, right
+from dcp_runtime.auditing.record import MicroBatch, Run
+
+Bag: TypeAlias = NDArray[np.int64]
+Relation: TypeAlias = Literal["same", "copies", "union", "other", "unseen"]
+SAME = 2e-3
+"""Relative difference up to which two divisors are the same."""
+
+
+def relate(alone: Run, ranks: Run, step: int) -> Relation:
+    """Say what the ranks saw in a step: the data of one process, several of its steps, other data.
+
+    Ranks of data parallelism read as many batches in a step as there are ranks, one process reads
+    them one by one.
+    """
+    for kind in ("pairs", "targets", "tokens"):
+        own, seen = _bag(alone, [step], kind), _bag(ranks, [step], kind)
+        if own is None or seen is None:
+            continue
+        batches = sum(1 for _ in ranks.micro_batches(step))
+        # On a rank without tokens a model runs on one that stands in, and counts nowhere.
+        is_same = kind == "tokens" and 0 < len(seen) - len(own) < batches
+        if np.array_equal(own, seen) or (is_same and not _differences(own, seen)):
+            return "same"
+        if np.array_equal(np.repeat(own, max(1, len(seen) // len(own))), seen):
+            return "copies"
+        union = _bag(alone, range(step * ranks.ranks, (step + 1) * ranks.ranks), kind)
+        return "union" if union is not None and np.array_equal(union, seen) else "other"
+    return "unseen"
+
+
+def _bag(run: Run, steps: Iterable[int], kind: str) -> Bag | None:
+    """Return what ranks saw in some steps, sorted; `None` where that cannot be told."""
+    found = [_ids_of(each, kind) for s in steps for _, _, each in run.micro_batches(s)]
+    known = [ids for ids in found if ids is not None]
+    if len(known) < len(found) or not sum(map(len, known)):
+        return None
+    whole: Bag = np.sort(np.concatenate(known))
+    return whole
+
+
+def _ids_of(batch: MicroBatch, kind: str) -> Bag | None:
+    counted = batch.targets != -100
+    found: Bag | None = batch.ids if batch.tokens is None else batch.tokens
+    if kind == "targets":
+        found = batch.targets[counted]
+    elif kind == "pairs":
+        known = batch.tokens
+        found = None if known is None else (known << 32 | batch.targets)[counted]
+    return found
+
+
+def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterable[Finding]:
+    """Compare the data of a step with those of one process."""
+    if relation == "unseen":
+        yield note(
+            "data", "unseen", "the model embeds no token ids and has no cross entropy that is "
+            "seen, so nothing tells whether the ranks and one process saw the same data",
+        )  # fmt: skip
+    elif relation == "copies":
+        yield Finding(
+            "data", "seen by every rank", f"step {step + 1}: every rank trains on all tokens of "
+            f"one process: rows count {ranks.ranks} times",
+            "give each rank its own rows, with DistributedSampler, or its own tokens of shared "
+            "rows, with DCPDataloader; nothing is wrong under tensor parallelism",
+            is_fault=ranks.shards(step) <= ranks.steps[0][step].of("local").keys(),
+        )  # fmt: skip
+    elif relation == "other":
+        yield _other_data(alone, ranks, step)
+
+
+def _other_data(alone: Run, ranks: Run, step: int) -> Finding:
+    bags = {
+        kind: (own, seen)
+        for kind in ("tokens", "pairs", "targets")
+        if (own := _bag(alone, [step], kind)) is not None
+        and (seen := _bag(ranks, [step], kind)) is not None
+    }
+    are_same = "tokens" in bags and np.array_equal(*bags["tokens"])
+    kind = next(iter(bags))
+    if are_same:
+        kind = "pairs" if "pairs" in bags else "targets"
+    own, seen = bags[kind]
+    lost, more = _differences(own, seen), _differences(seen, own)
+    when, of = f"step {step + 1}", f"{lost} of {len(own)}"
+    if are_same:
+        return Finding(
+            "labels", "shifted", f"{when}: all ranks together see the tokens of one process, but "
+            f"other targets behind them: {of} are missing, {more} are new",
+            "the next token may lie on another rank: take labels from LocalData, or shift whole "
+            "sequences before they are cut",
+        )  # fmt: skip
+    if lost > len(own) / 2:
+        return note(
+            "data", "other data", f"{when}: {of} tokens of one process are seen by no rank, so its "
+            "gradients say nothing; ranks are judged by what each of them contributes",
+            "let a batch be a function of the step, not of the rank and its random numbers; or "
+            "--alone 'ARGS' gives one process the data of all ranks",
+        )  # fmt: skip
+    ever = _bag(ranks, range(ranks.length), kind)
+    if ever is None or not _differences(own, ever):
+        return note(
+            "data", "another order", f"{when}: the ranks see other tokens than one process does in "
+            "as many batches; gradients are judged by what each rank contributes",
+        )  # fmt: skip
+    return Finding(
+        "data", "never seen", f"{when}: {of} tokens of one process are seen by no rank",
+        "divide whole batches among the ranks: the last one, and what is left over, count too",
+    )  # fmt: skip
+
+
+def check_all_data(alone: Run, ranks: Run) -> Iterable[Finding]:
+    """Compare all data of two scripts that came to their ends."""
+    for kind in ("tokens", "targets"):
+        own, seen = _bag(alone, range(alone.length), kind), _bag(ranks, range(ranks.length), kind)
+        if own is not None and seen is not None:
+            # A batch without tokens runs on one that stands in.
+            batches = sum(len(step.micro_batches) for step in alone.steps[0])
+            if (lost := _differences(own, seen)) > batches:
+                yield Finding(
+                    "data", "never seen", f"{lost} of the {len(own)} {kind} of one process are "
+                    "seen by no rank until the script ends",
+                    "let the ranks divide what is left over, too",
+                )  # fmt: skip
+            return
+
+
+def _differences(own: Bag, other: Bag) -> int:
+    """Return how many of the own ids are missing among the others."""
+    return (Counter(own.tolist()) - Counter(other.tolist())).total()
+
+
+def check_borders(alone: Run, step: int) -> Iterable[Finding]:
+    """Look for targets that are the first token of the next document."""
+    crossing, borders, firsts = 0, 0, set()
+    for _, _, each in alone.micro_batches(step):
+        if each.tokens is not None:
+            at = each.borders[each.borders < len(each.tokens)]
+            at = at[each.targets[at - 1] != -100]
+            borders += len(at)
+            crossing += int((each.targets[at - 1] == each.tokens[at]).sum())
+            firsts |= set(each.tokens[at].tolist())
+    what = f"step {step + 1}: the last token of {crossing} of {borders} documents"
+    if not crossing or crossing < borders / 2:
+        return
+    if len(firsts) == 1 and crossing > 1:
+        yield note(
+            "labels", "same first token", f"{what} has the target {firsts.pop()}, with which all "
+            "documents begin: right if it ends them, too",
+        )  # fmt: skip
+        return
+    yield Finding(
+        "labels",
+        "across documents",
+        f"{what} has the first token of the next one as its target",
+        "set the label of the last token of every document to -100, as DCPDataloader does",
+    )
+
+
+def check_loss(run: Run, step: int, *, are_copies: bool) -> Finding:
+    """Say by which count the losses of a step are divided."""
+    found = [
+        (rank, n, each.divisor, each.count, each.line)
+        for rank, n, each in run.micro_batches(step)
+        if each.count and not (are_copies and rank)
+    ]
+    divisors = np.array([divisor or 0.0 for _, _, divisor, *_ in found])
+    counts = np.array([count for *_, count, _ in found], float)
+    if not len(found) or not divisors.all():
+        return note(
+            "loss", "unseen", "the loss is no cross entropy of token ids that is seen, so nothing "
+            "tells by which count it is divided",
+        )  # fmt: skip
+    of_rank, of_batch = np.array([rank for rank, *_ in found]), np.array([n for _, n, *_ in found])
+    whole, when = counts.sum(), f"step {step + 1}: divided by"
+    shares = {
+        "each rank's targets of a micro-batch": counts,
+        "each rank's targets of the step": _sums(counts, of_rank),
+        "the targets of all ranks in a micro-batch": _sums(counts, of_batch),
+    }
+    for what, share in shares.items():
+        if _are_alike(divisors / share) and not _are_alike(share):
+            is_rank = len(set(of_batch)) == 1 or "step" in what
+            return Finding(
+                "loss", "divided by local targets" if is_rank
+                else "divided by the targets of each micro-batch",
+                f"{when} {what}, {', '.join(f'{n:g}' for n in share[:4])}, so that targets count "
+                f"differently; all are {whole:g}",
+                f"{found[0][-1]}: sum the losses of targets, and divide by the targets of all "
+                "ranks and micro-batches: next_token_loss(logits, local_data), or all_reduce them",
+            )  # fmt: skip
+    if not _are_alike(divisors):
+        return note("loss", "unlike", f"{when} {', '.join(f'{n:.4g}' for n in divisors[:4])}")
+    known = {"all targets": whole, "all targets, by ranks": whole / run.ranks} | {
+        f"{what}, equally many here": share[0] for what, share in shares.items()
+    }
+    by = (what for what, count in known.items() if abs(divisors[0] - count) <= SAME * count)
+    return right("loss", f"{when} {divisors[0]:.4g}, {next(by, 'no count of targets')}")
+
+
+def _sums(counts: NDArray[Any], of: NDArray[Any]) -> NDArray[Any]:
+    return np.array([counts[of == each].sum() for each in of])
+
+
+def _are_alike(values: NDArray[Any]) -> bool:
+    return bool(np.ptp(values) <= SAME * np.abs(values).max())
+
+
+def check_rows(run: Run) -> Iterable[Finding]:
+    """Count the rows that loaders gave in a whole epoch, and batches that were not trained on."""
+    for loaders in zip(*(log["loaders"] for log in run.logs), strict=False):
+        if all(each["exhausted"] or len(each["given"]) == each["batches"] for each in loaders):
+            yield from _check_epoch(loaders)
+            yield from _check_given(run, loaders) if run.has_ended else ()
+        elif run.has_ended and loaders[0]["batches"]:
+            yield from _check_end(run, loaders[0])
+    untaken = [steps[-1] for steps in run.steps if not steps[-1].is_taken]
+    if run.has_ended and untaken:
+        yield Finding(
+            "data", "no step", f"the script ends with {len(untaken[0].micro_batches)} backward "
+            "passes behind the last step of the optimizer: their rows change no parameter",
+            "take a step at the end of an epoch with the micro-batches that are left",
+        )  # fmt: skip
+
+
+def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[Finding]:
+    # Ranks that share batches are given the same rows.
+    counts = Counter(row for part in {tuple(each["rows"]) for each in loaders} for row in part)
+    of, place = loaders[0]["of"], f"the loader of {loaders[0]['line']}"
+    if not of or not counts:
+        return
+    if never := of - len(counts):
+        is_cut = loaders[0]["drop_last"]
+        yield Finding(
+            "data", "never seen", f"{place}: {never} of {of} rows are in no batch of an epoch"
+            f"{', because it drops the last batch' if is_cut else ''}",
+            "drop_last=False" if is_cut else "a sampler that gives every row to some rank",
+        )  # fmt: skip
+    if again := counts.total() - len(counts):
+        yield Finding(
+            "data", "seen twice", f"{place}: {again} rows are given again in the same epoch",
+            "give all ranks the same seed of the sampler, and each its part of the rows",
+            is_fault=again >= len(loaders),  # a sampler may fill the last batch up
+        )  # fmt: skip
+
+
+def _check_end(run: Run, loader: dict[str, Any]) -> Iterable[Finding]:
+    given, of = len(loader["given"]), loader["batches"]
+    if of - given <= max(len(step.micro_batches) for step in run.steps[0]):
+        yield Finding(
+            "data", "last batch dropped", f"the loop leaves the loader of {loader['line']} after "
+            f"{given} of {of} batches", "run it to its end; nothing is wrong if a number of steps "
+            "ends the script there",
+        )  # fmt: skip
+
+
+def _check_given(run: Run, loaders: Sequence[dict[str, Any]]) -> Iterable[Finding]:
+    for log, loader in zip(run.logs, loaders, strict=True):
+        trained = [not batch or not set(log["seen"]).isdisjoint(batch) for batch in loader["given"]]
+        if any(trained) and not all(trained):
+            yield Finding(
+                "data", "loaded, not trained", f"the loader of {loader['line']}: "
+                f"{trained.count(False)} of {len(trained)} batches never go into the model",
+                "train on every batch that the loader gives, the last one too",
+            )  # fmt: skip
+            return

@@ -1,0 +1,251 @@
+"""`judge`: compares a run on ranks with a run on one process, and says what is right and wrong."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import get_args
+
+import numpy as np
+
+from dcp_runtime.auditing.data_checks import (
+    Relation,
+    check_all_data,
+    check_borders,
+    check_data,
+    check_loss,
+    check_rows,
+    relate,
+)
+from dcp_runtime.auditing.findings import Finding, Part, note, right
+from dcp_runtime.auditing.norms import check_norms
+from dcp_runtime.auditing.record import Run, Tensors
+from dcp_runtime.auditing.right_gradients import (
+    NOISE,
+    PRECISE,
+    Right,
+    is_close,
+    norm_of,
+    ratio_of,
+    right_of_one,
+    right_of_ranks,
+    size_of,
+    tolerance_of,
+    unclipped,
+    verdict,
+)
+
+
+def judge(alone: Run | None, ranks: Run, steps: int) -> list[Finding]:
+    """Return what is found, faults first, and causes before what follows from them.
+
+    Args:
+        alone: the run on one process; `None` if there is none.
+        ranks: the run on ranks.
+        steps: how many were recorded with gradients.
+    """
+    first = _check_first(alone, ranks)
+    found: list[Finding] = [*first]
+    kinds: dict[str, list[tuple[str, float]]] = defaultdict(list)
+    for step in range(min(steps, ranks.length)):
+        if not all(own[step].is_taken for own in ranks.steps):
+            break
+        relation: Relation = "other"
+        if alone is not None:
+            relation = relate(alone, ranks, step)
+            found += check_data(alone, ranks, step, relation)
+            found += check_borders(alone, step)
+            relation = _guess(alone, ranks, step) if relation == "unseen" else relation
+        is_known = alone is not None and relation != "other" and not first
+        batches = ranks.ranks if relation == "union" else 1
+        wanted = right_of_one(alone, step, batches) if is_known and alone is not None else None
+        found.append(check_loss(ranks, step, are_copies=relation == "copies"))
+        wanted = wanted or right_of_ranks(ranks, step)
+        if wanted is None:
+            what = f"step {step + 1}: nothing says which gradients are right"
+            found.append(note("parameters", "not judged", what))
+            continue
+        earlier = right_of_one(alone, step - 1, batches) if is_known and alone and step else None
+        for name, each in _classify(ranks, step, wanted, earlier):
+            kinds[name].append(each)
+        found += check_norms(ranks, step, wanted)
+        found += _check_ranks(ranks, step)
+    found += _group(kinds, ranks)
+    if alone is not None and alone.has_ended and ranks.has_ended:
+        found += check_all_data(alone, ranks)
+    found += check_rows(ranks)
+    parts = get_args(Part)
+    return sorted(_once(found), key=lambda each: (not each.is_fault, parts.index(each.part)))
+
+
+def _guess(alone: Run, ranks: Run, step: int) -> Relation:
+    """Tell from what all ranks add whose data they saw, where no data were seen."""
+    total: Tensors = {}
+    for rank in range(ranks.ranks):
+        for name, value in ranks.tensors(step, "local", rank).items():
+            total[name] = total.get(name, 0) + value
+    relations: dict[int, Relation] = {1: "same", ranks.ranks: "union"}
+    for batches, relation in relations.items():
+        own = right_of_one(alone, step, batches)
+        raw = own.raw if own is not None else {}
+        known = [name for name in total if np.any(raw.get(name, 0))]
+        if known:
+            name = max(known, key=lambda name: raw[name].size)
+            close = ratio_of(total[name], raw[name]) * raw[name]
+            if is_close(total[name], close, tolerance_of(ranks, step)):
+                return relation
+    return "other"
+
+
+def _once(found: Iterable[Finding]) -> Iterator[Finding]:
+    """Leave out what was said of an earlier step, or of another rank."""
+    seen = set()
+    for finding in found:
+        key = (finding.part, finding.kind)
+        if key not in seen:
+            seen.add(key)
+            yield finding
+
+
+def _classify(
+    ranks: Run, step: int, wanted: Right, before: Right | None
+) -> Iterator[tuple[str, tuple[str, float]]]:
+    """Yield for every parameter what its gradient is, and its ratio to the right one."""
+    tolerance, earlier = tolerance_of(ranks, step), before.taken if before else {}
+    sizes = {name: size_of(value) for name, value in wanted.raw.items()}
+    floor = max(sizes.values(), default=0.0) * NOISE[tolerance]
+    local = [ranks.tensors(step, "local", rank) for rank in range(ranks.ranks)]
+    found = [unclipped(ranks, step, rank) for rank in range(ranks.ranks)]
+    if wanted.most is not None:
+        found = [_before_clip(own, wanted) for own in found]
+    for name, value in wanted.taken.items():
+        seen = [own.get(name) for own in found]
+        if sizes[name] <= floor:
+            # Nothing enters it: what stands there is from before.
+            if any(own is not None and size_of(own) > 1e3 * floor for own in seen):
+                yield name, ("stale", 0.0)
+            continue
+        parts = [each.get(name) for each in local]
+        verdicts = [
+            verdict(own, value, parts, rank, earlier.get(name), tolerance)
+            for rank, own in enumerate(seen)
+        ]
+        wrong = [each for each in verdicts if each[0] != "right"]
+        yield name, Counter(wrong).most_common(1)[0][0] if wrong else verdicts[0]
+    for name in {name for own in found for name in own} - wanted.raw.keys():
+        if any(size_of(own[name]) > floor for own in found if name in own):
+            yield name, ("stale", 0.0)
+
+
+def _before_clip(own: Tensors, wanted: Right) -> Tensors:
+    """Take out the factor that a script's own clipping adds to most parameters, if any is wrong."""
+    assert wanted.most is not None
+    ratios = [ratio_of(own[n], value) for n, value in wanted.taken.items() if n in own]
+    common = float(np.median(ratios)) if ratios else 1.0
+    if abs(norm_of(own) - wanted.most) > PRECISE * wanted.most or not common:
+        return own
+    return {name: value / common for name, value in own.items()}
+
+
+WAYS_OUT = {
+    "averaged": "losses of ranks are shares of one mean, so their gradients are added, not "
+    "averaged: dcp_runtime.sum_gradients(model) {before}, in place of the mean",
+    "partial": "every rank steps with its own part: dcp_runtime.sum_gradients(model) {before}",
+    "partial of a mean": "every rank steps with its own part. Its loss is a mean over its own "
+    "targets, equally many: average gradients, DistributedDataParallel(model), or all_reduce "
+    "p.grad and p.grad /= ranks for every p {before}",
+    "a sum of means": "divide the sum of the losses by the targets of all ranks, "
+    "next_token_loss(logits, local_data); or average gradients in place of adding them",
+    "doubled": "something adds these gradients up once more: add up once a step{sums}",
+    "missing": "no rank gives it a gradient that one process gives it: where is it left out?",
+    "stale": "gradients of an earlier step are in it: optimizer.zero_grad() after {step}",
+    "scaled": "all of it is off by one factor: by what are losses divided, what is added up?",
+    "wrong": "no factor makes it right: look at the faults above, then at attention and labels",
+    "of another shape": "give both runs the same parallelism, with --alone",
+}
+
+
+def _group(kinds: dict[str, list[tuple[str, float]]], ranks: Run) -> Iterator[Finding]:
+    """Yield a finding for each kind of gradient."""
+    by_kind: dict[str, dict[str, float]] = defaultdict(dict)
+    for name, seen in kinds.items():
+        kind, ratio = next((each for each in seen if each[0] != "right"), seen[0])
+        by_kind[kind][name] = ratio
+    step, ties = ranks.steps[0][0].info.get("line", "?"), ranks.logs[0]["ties"]
+    sums = ", ".join(f"{line} ({n} times)" for line, n in ranks.logs[0]["sums"].items())
+    for kind, ratios in by_kind.items():
+        if kind == "right":
+            yield right("parameters", f"{len(ratios)} have the right gradients")
+            continue
+        middle = float(np.median(list(ratios.values())))
+        way_out = WAYS_OUT[kind].format(
+            before=f"between loss.backward() and {step}", step=step,
+            sums=f"; all_reduce is called in {sums}" if sums else "",
+        )  # fmt: skip
+        if kind == "a sum of means":
+            yield Finding(
+                "loss", "divided by local targets", "every rank divides its loss by its own "
+                f"targets, equally many here, and gradients are added up: {middle:.3f} times the "
+                "right ones", way_out,
+            )  # fmt: skip
+        kind = {"a sum of means": "doubled", "partial of a mean": "partial"}.get(kind, kind)
+        tied = [f"; {name} is also {ties[name][0]}" for name in ratios if name in ties]
+        yield Finding(
+            "parameters", kind, f"{len(ratios)} of {len(kinds)}, ratio {middle:.3f}: "
+            f"{', '.join(list(ratios)[:3])}{', ...' if len(ratios) > 3 else ''}{''.join(tied[:1])}",
+            way_out, names=tuple(ratios), ratio=middle,
+        )  # fmt: skip
+
+
+def _check_first(alone: Run | None, ranks: Run) -> list[Finding]:
+    """Compare the parameters before the first step."""
+    first = [ranks.tensors(0, "first", rank) for rank in range(ranks.ranks)]
+    for rank, own in enumerate(first):
+        odd = [n for n in first[0] if n in own and not np.array_equal(own[n], first[0][n])]
+        if odd:
+            return [Finding(
+                "ranks", "other weights", f"{len(odd)} parameters of rank {rank} are not those of "
+                f"rank 0 before the first step: {', '.join(odd[:3])}",
+                "torch.manual_seed(seed) with the same seed on all ranks before the model is made, "
+                "or broadcast it", names=tuple(odd),
+            )]  # fmt: skip
+    own = alone.tensors(0, "first", 0) if alone is not None else {}
+    both = own.keys() & first[0].keys()
+    odd = [
+        n for n in sorted(both)
+        if own[n].shape != first[0][n].shape
+        or not np.allclose(own[n], first[0][n], rtol=1e-5, atol=1e-7)
+    ]  # fmt: skip
+    if alone is None or (both and not odd):
+        return []
+    what = f"{len(odd)} differ: {', '.join(odd[:3])}" if both else "no name is in both"
+    return [note(
+        "parameters", "other weights", "the parameters of one process are not those of the ranks "
+        f"before the first step ({what}), so gradients are judged by what each rank contributes",
+        "torch.manual_seed(seed) before the model is made, the same in all processes",
+    )]  # fmt: skip
+
+
+def _check_ranks(ranks: Run, step: int) -> Iterator[Finding]:
+    """Compare the parameters of the ranks after a step, and look for those that stay."""
+    after = [ranks.tensors(step, "after", rank) for rank in range(ranks.ranks)]
+    first, taken = ranks.tensors(0, "first", 0), ranks.tensors(step, "grad", 0)
+    moved = {n: np.linalg.norm(after[0][n] - first[n]) for n in after[0] if n in first}
+    for rank, own in enumerate(after):
+        apart = {n: np.linalg.norm(own[n] - after[0][n]) for n in moved if n in own}
+        odd = [
+            n for n, far in apart.items()
+            if far > max(1e-3 * moved[n], 1e-7 * np.linalg.norm(first[n]))
+        ]  # fmt: skip
+        if odd:
+            yield Finding(
+                "ranks", "drifted apart", f"after step {step + 1} {len(odd)} parameters of rank "
+                f"{rank} are not those of rank 0: {', '.join(odd[:3])}",
+                "ranks must step with the same gradients and the same clipping", names=tuple(odd),
+            )  # fmt: skip
+            return
+    still = [n for n in moved if n in taken and not moved[n] and np.any(taken[n])]
+    if still and len(still) < len(moved):
+        yield note(
+            "parameters", "unchanged", f"step {step + 1} leaves {len(still)} parameters with a "
+            f"gradient as they are: {', '.join(still[:3])}",
+        )  # fmt: skip
+    yield right("ranks", f"the same parameters after step {step + 1}")

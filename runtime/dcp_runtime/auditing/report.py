@@ -1,0 +1,35 @@
+"""What `dcpm audit` prints: a line for each finding, and under a fault the line that mends it."""
+
+import textwrap
+from dataclasses import asdict
+from typing import Any
+
+from dcp_runtime.auditing.findings import Finding
+
+WIDTH = 100
+
+
+def to_text(title: str, found: list[Finding]) -> str:
+    """Return findings as text, faults first."""
+    faults = sum(each.is_fault for each in found)
+    lines = [f"{title}: {faults or 'no'} fault{'s' if faults != 1 else ''}"]
+    for each in found:
+        mark = "WRONG" if each.is_fault else "ok" if each.kind == "right" else "note"
+        kind = "" if each.kind == "right" else f"{each.kind}: "
+        lines += textwrap.wrap(
+            f"{mark:5} {each.part:10} {kind}{each.says}", WIDTH, subsequent_indent=" " * 17
+        )
+        if each.way_out:
+            lines += textwrap.wrap(
+                f"-> {each.way_out}", WIDTH, initial_indent=" " * 17, subsequent_indent=" " * 20
+            )
+    return "\n".join(lines)
+
+
+def to_json(script: str, ranks: int, found: list[Finding]) -> dict[str, Any]:
+    """Return the document that ``--json`` prints."""
+    return {
+        "schema": "dcp.audit/1", "script": script, "ranks": ranks,
+        "faults": sum(each.is_fault for each in found),
+        "findings": [asdict(each) for each in found],
+    }  # fmt: skip

@@ -1,0 +1,174 @@
+"""`dcpm audit` names what is wrong with a training script, and finds nothing in right ones.
+
+The scripts of `tests/fixtures/audit` know nothing of the audit; `--slip` makes one thing wrong.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from dcp_runtime import RunError
+from dcp_runtime.auditing.audit import AuditOrder, audit_script
+from dcp_runtime.commands import audit as command
+
+SCRIPTS = Path(__file__).parents[1] / "fixtures" / "audit"
+CLEAN = (
+    "train.py --recipe packed",
+    "train.py --recipe packed --clip 0.1 --accumulate 2",
+    "train.py --recipe packed-ddp --accumulate 2 --tied",
+    "train.py --recipe packed-fsdp --clip 0.1",
+    "train.py --recipe dp",
+    "train.py --recipe ddp --dropout 0.3",
+    "train.py --recipe cp --tied",
+    "train.py --recipe cp --clip 0.05 --accumulate 2 --dropout 0.2",
+    "train.py --recipe cp-ddp --clip 1",
+    "train.py --recipe cp-fsdp --clip 0.1",
+    "trainer.py --kind mixin --accumulate 2 --tied",
+    "trainer.py --kind plain",
+    "megatron_loop.py",
+)
+WRONG = {  # what is found first, and of how many parameters it is told; None: of none
+    "train.py --recipe packed --slip forgotten --clip 0.1": ("parameters", "partial", 27),
+    "train.py --recipe packed --slip mean": ("parameters", "averaged", 27),
+    "train.py --recipe packed --slip frozen-twice": ("parameters", "doubled", 12),
+    "train.py --recipe packed --slip tied-twice --tied": ("parameters", "doubled", 1),
+    "train.py --recipe packed --slip labels": ("labels", "across documents", None),
+    "train.py --recipe packed --slip drop": ("data", "never seen", None),
+    "train.py --recipe packed --slip drop-last": ("data", "never seen", None),
+    "train.py --recipe packed --slip drop-micro --accumulate 2": ("data", "never seen", None),
+    "train.py --recipe packed --slip accumulation --accumulate 2": (
+        "loss", "divided by the targets of each micro-batch", None,
+    ),
+    "train.py --recipe packed --slip local-tokens": ("loss", "divided by local targets", None),
+    "train.py --recipe packed --slip clip-first --clip 0.1": (
+        "norm", "clipped before the sum", None,
+    ),
+    "train.py --recipe packed --slip local-norm --clip 0.1": (
+        "norm", "norm of local gradients only", None,
+    ),
+    "train.py --recipe packed-ddp --slip local-tokens": (
+        "loss", "divided by local targets", None,
+    ),
+    "train.py --recipe packed-fsdp --slip mean": ("parameters", "averaged", 27),
+    "train.py --recipe packed-fsdp --slip local-tokens": (
+        "loss", "divided by local targets", None,
+    ),
+    "train.py --recipe packed-fsdp --slip local-norm --clip 0.1": (
+        "norm", "norm of local gradients only", None,
+    ),
+    "train.py --recipe dp --slip forgotten": ("parameters", "partial", 27),
+    "train.py --recipe dp --slip sum": ("loss", "divided by local targets", None),
+    "train.py --recipe dp --slip seeds": ("ranks", "other weights", 19),
+    "train.py --recipe ddp --slip no-sampler": ("data", "seen by every rank", None),
+    "train.py --recipe cp --slip forgotten": ("parameters", "partial", 27),
+    "train.py --recipe cp --slip mean": ("parameters", "averaged", 27),
+    "train.py --recipe cp --slip twice": ("parameters", "doubled", 1),
+    "train.py --recipe cp --slip tied-twice --tied": ("parameters", "doubled", 1),
+    "train.py --recipe cp --slip local-tokens": ("loss", "divided by local targets", None),
+    "train.py --recipe cp --slip labels": ("labels", "shifted", None),
+    "train.py --recipe cp --slip drop": ("data", "loaded, not trained", None),
+    "train.py --recipe cp --slip drop-unread": ("data", "last batch dropped", None),
+    "train.py --recipe cp --slip zero-grad": ("parameters", "stale", 27),
+    "train.py --recipe cp --slip clip-first": ("norm", "clipped before the sum", None),
+    "train.py --recipe cp --slip local-norm": ("norm", "norm of local gradients only", None),
+    "train.py --recipe cp-ddp --slip mean": ("parameters", "averaged", 27),
+    "train.py --recipe cp-fsdp --slip mean": ("parameters", "averaged", 27),
+    "trainer.py --kind plain --slip local-tokens": ("loss", "divided by local targets", None),
+    "trainer.py --kind plain --slip drop-last": ("data", "never seen", None),
+    "trainer.py --kind mixin --slip drop": ("data", "never seen", None),
+    "megatron_loop.py --slip tied-twice": ("parameters", "doubled", 1),
+}  # fmt: skip
+QUICK = {
+    CLEAN[0],
+    "train.py --recipe packed --slip forgotten --clip 0.1",
+    "train.py --recipe packed --slip tied-twice --tied",
+    "train.py --recipe packed --slip labels",
+    "train.py --recipe packed --slip accumulation --accumulate 2",
+    "train.py --recipe packed --slip drop-last",
+    "train.py --recipe cp --slip local-norm",
+}
+pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("forked_audits")]
+
+
+def cases(lines):
+    return [
+        pytest.param(line, marks=() if line in QUICK else pytest.mark.slow, id=line)
+        for line in lines
+    ]
+
+
+def audit(line, **options):
+    script, *words = line.split()
+    return audit_script(AuditOrder((str(SCRIPTS / script), *words), timeout_s=250, **options))
+
+
+@pytest.mark.parametrize("line", cases(CLEAN))
+def test_nothing_is_found_in_a_right_script(line):
+    found = audit(line)
+    assert [each for each in found if each.is_fault] == []
+    assert any(each.part == "parameters" and each.kind == "right" for each in found)
+
+
+@pytest.mark.parametrize("line", cases(WRONG))
+def test_what_is_wrong_is_named_first(line):
+    part, kind, count = WRONG[line]
+    first = audit(line)[0]
+    assert first.is_fault
+    assert (first.part, first.kind) == (part, kind)
+    assert first.way_out
+    if count is not None:
+        assert len(first.names) == count
+
+
+def test_the_command_prints_what_is_wrong_and_its_line():
+    script = Path(__file__).parents[2] / "examples" / "masks" / "forgotten.py"
+    result = CliRunner().invoke(command, ["--json", str(script)])
+    assert result.exit_code == 1, result.output
+    document = json.loads(result.stdout)
+    assert document["schema"] == "dcp.audit/1"
+    assert document["faults"] == 2  # and ranks that drift apart
+    first = document["findings"][0]
+    assert first["kind"] == "partial"
+    line = script.read_text().splitlines().index("    optimizer.step()") + 1
+    assert (
+        f"p.grad /= ranks for every p between loss.backward() and forgotten.py:{line}"
+        in (first["way_out"])
+    )
+
+
+def test_the_remedy_of_the_page_makes_its_script_right(tmp_path):
+    text = (Path(__file__).parents[2] / "examples" / "masks" / "forgotten.py").read_text()
+    script = tmp_path / "mended.py"
+    mended = (
+        "for p in model.parameters():\n        dist.all_reduce(p.grad)\n        p.grad /= ranks"
+    )
+    script.write_text(text.replace("# Here the gradients of all ranks should be averaged.", mended))
+    assert not any(each.is_fault for each in audit_script(AuditOrder((str(script),))))
+
+
+def test_a_script_that_fails_is_shown_with_its_rank(tmp_path):
+    script = tmp_path / "fails.py"
+    script.write_text("import os\nprint('before')\nraise ValueError('no ' + os.environ['RANK'])\n")
+    with pytest.raises(
+        RunError, match=r"(?s)rank 0 of 1 failed.*before.*ValueError: no 0.*torchru"
+    ):
+        audit_script(AuditOrder((str(script),)))
+
+
+def test_a_script_without_a_step_is_refused(tmp_path):
+    script = tmp_path / "idle.py"
+    script.write_text("import torch\n")
+    with pytest.raises(RunError, match=r"takes a step of a torch optimizer.*got none.*torchrun"):
+        audit_script(AuditOrder((str(script),)))
+
+
+def test_ranks_judge_themselves_from_inside(start_ranks, tmp_path):
+    script = Path(__file__).with_name("audit_ranks.py")
+    first, second = start_ranks(2, script, tmp_path, tmp_path / "records")
+    assert second == ""
+    right, wrong = first.split("2 ranks, judged by themselves: ")[1:]
+    assert right.startswith("no faults\n")
+    assert "parameters 3 have the right gradients" in right
+    assert wrong.startswith("2 faults\nWRONG parameters partial: 3 of 3")
