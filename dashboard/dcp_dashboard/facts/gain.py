@@ -160,4 +160,7 @@ def _caps(over: Mapping[str, float]) -> str:
     texts = (f"{most:.2f}" if most >= 1.2 else f"{most:.3f}" for most in over.values())
     pairs = zip(texts, over, strict=True)
     told = ", ".join(f"{text}\u00d7 the mean {name}" for text, name in pairs)
-    return f"above the cap: {told}" if told else ""
+    if not told:
+        return ""
+    # Compute above its cap is in the predicted time; tokens above theirs need memory.
+    return f"above the cap: {told}" if "tokens" in over else f"within the token cap; {told}"

@@ -118,10 +118,11 @@ class Piecewise:
     def on_all(self) -> tuple[Ints, Bools]:
         """Return the values at all positions, and whether the function is defined there."""
         starts, values, is_defined = self.starts, self.values, self.is_defined
-        if len(starts) < self.num_tokens:
-            lengths = self.lengths
-            values, is_defined = np.repeat(values, lengths), np.repeat(is_defined, lengths)
-        if self.slopes.any() and len(starts) < self.num_tokens:
+        if len(starts) == self.num_tokens:  # a piece for each token, which begins there
+            return values, is_defined
+        lengths = self.lengths
+        values, is_defined = np.repeat(values, lengths), np.repeat(is_defined, lengths)
+        if self.slopes.any():
             lines = self.slopes, self.slopes * starts
             slope, risen = lines if len(starts) == 1 else (np.repeat(c, lengths) for c in lines)
             values = values + slope * np.arange(self.num_tokens) - risen
