@@ -117,6 +117,8 @@ class Observer:
         self._wrap(DCPDataloader, "_epoch", self._see_epoch)
         for name in ("dropout", "dropout1d", "dropout2d", "dropout3d") if self._is_audit else ():
             self._wrap(functions, name, lambda _, x, *__, **___: x)
+        if self._is_audit:
+            self._wrap(functions, "scaled_dot_product_attention", _without_dropout)
         self._undo.append(register_optimizer_step_pre_hook(self._before_step).remove)
         self._undo.append(register_optimizer_step_post_hook(self._after_step).remove)
         for found in gc.get_objects():
@@ -209,7 +211,8 @@ class Observer:
         return found
 
     def _see_epoch(self, original: Any, loader: Any, iteration: int) -> Iterator[Any]:
-        rows, batches = loader._usable and len(loader._usable[0]), loader._usable and len(loader)
+        rows = loader._packer.usable_rows
+        batches = None if rows is None else len(loader)
         seen = self._new_loader(rows, batches, is_cut=loader.packing.drop_last)
         for data, plan in original(loader, iteration):
             seen["rows"] += data.rows
@@ -417,3 +420,10 @@ def _line() -> str:
             return f"{Path(name).name}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return "?"
+
+
+def _without_dropout(original: Any, *given: Any, **named: Any) -> Any:  # Any: of torch
+    """Call attention, whose fifth argument is the share that is dropped."""
+    if len(given) > 4:
+        return original(*given[:4], 0.0, *given[5:], **named)
+    return original(*given, **{**named, "dropout_p": 0.0})

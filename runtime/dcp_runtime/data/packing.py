@@ -91,6 +91,11 @@ class RowPacker:
         """Rows of the data set; of a stream, those of the latest iteration so far."""
         return len(self._rows) if isinstance(self._rows, IndexedRows) else self._rows.passed
 
+    @property
+    def usable_rows(self) -> int | None:
+        """Rows that are not left out; ``None`` for a stream."""
+        return len(self._usable[0]) if isinstance(self._rows, IndexedRows) else None
+
     def packs_of(self, epoch: int) -> Packs:
         """Return the numbers of the rows of every pack of an epoch."""
         assert isinstance(self._rows, IndexedRows), "streams are packed as they come"
