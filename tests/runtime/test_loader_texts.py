@@ -110,7 +110,9 @@ LOADERS = {
 
 def epoch_text(loaders):
     """Return what the loaders of all ranks give: the rows, the plans, each rank's tokens."""
-    lines = [f"micro-batches: {len(loaders[0])}"] if hasattr(loaders[0]._rows, "lengths") else []
+    lines = (
+        [f"micro-batches: {len(loaders[0])}"] if loaders[0]._packer.usable_rows is not None else []
+    )
     for parts in zip(*loaders, strict=True):
         firsts = {}  # replicas that share a micro-batch have one plan
         for rank, (data, plan) in enumerate(parts):

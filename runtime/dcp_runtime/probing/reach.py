@@ -123,7 +123,7 @@ class Reach:
         if value.is_floating_point():
             size = value.detach().float().std(correction=0) * (1 if self._draw % 2 else 4) + 1e-3
             return self._noise(value) * size.to(value.dtype)
-        at = int(torch.randint(1, self._tokens, (), generator=self._random))
+        at = int(torch.randint(1, self._tokens, (), generator=self._random, device="cpu"))
         other = value.roll(at, token_dim(value, self._tokens))
         least = torch.where(value == value.min(), value.max(), value.min())
         return torch.where(other == value, least, other)

@@ -48,7 +48,8 @@ def default_batch(model: nn.Module, mask: Mask | Stack, sample: Sample) -> dict[
             "tensor, a tuple of positional or a dict of named arguments"
         )
     draw = torch.Generator().manual_seed(0)
-    ids = torch.randint(table.num_embeddings, (1, sample.length), generator=draw)
+    size = 1, sample.length
+    ids = torch.randint(table.num_embeddings, size, generator=draw, device="cpu")
     found: dict[str, Any] = {"input_ids": ids.to(table.weight.device)}
     if "position_ids" in names:
         at = torch.from_numpy(_positions(mask, sample))[None]
