@@ -5,12 +5,17 @@ The scripts of `tests/fixtures/audit` know nothing of the audit; `--slip` makes 
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from dcp_runtime import RunError
 from dcp_runtime.auditing.audit import AuditOrder, audit_script
+from dcp_runtime.auditing.data_checks import check_rows
+from dcp_runtime.auditing.judge import _group
+from dcp_runtime.auditing.observer import Observer
 from dcp_runtime.commands import audit as command
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "audit"
@@ -69,7 +74,6 @@ WRONG = {  # what is found first, and of how many parameters it is told; None: o
     "train.py --recipe cp --slip local-tokens": ("loss", "divided by local targets", None),
     "train.py --recipe cp --slip labels": ("labels", "shifted", None),
     "train.py --recipe cp --slip drop": ("data", "loaded, not trained", None),
-    "train.py --recipe cp --slip drop-unread": ("data", "last batch dropped", None),
     "train.py --recipe cp --slip zero-grad": ("parameters", "stale", 27),
     "train.py --recipe cp --slip clip-first": ("norm", "clipped before the sum", None),
     "train.py --recipe cp --slip local-norm": ("norm", "norm of local gradients only", None),
@@ -109,6 +113,60 @@ def test_nothing_is_found_in_a_right_script(line):
     found = audit(line)
     assert [each for each in found if each.is_fault] == []
     assert any(each.part == "parameters" and each.kind == "right" for each in found)
+
+
+def loader(given, *, exhausted=False, batches=6):
+    return {
+        "of": 0, "batches": batches, "drop_last": False, "rows": [], "exhausted": exhausted,
+        "given": [[number] for number in range(given)], "line": "train.py:3",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "trained", "exhausted", "kind", "is_fault"),
+    [
+        (5, 5, False, "last batch dropped", False),  # a step limit at the end of the loop
+        (6, 5, False, "last batch dropped", False),  # the same at its beginning
+        (6, 5, True, "loaded, not trained", True),  # the loop goes on without it
+        (3, 3, False, None, None),  # an early end
+        (6, 6, True, None, None),
+    ],
+)
+def test_a_limit_of_steps_is_told_from_a_batch_that_is_left_out(
+    given, trained, exhausted, kind, is_fault
+):
+    log = {"loaders": [loader(given, exhausted=exhausted)], "seen": list(range(trained))}
+    step = SimpleNamespace(micro_batches=[None], is_taken=True)
+    found = list(check_rows(SimpleNamespace(logs=[log], has_ended=True, steps=[[step]])))
+    assert [(each.kind, each.is_fault) for each in found] == ([(kind, is_fault)] if kind else [])
+
+
+@pytest.mark.parametrize(
+    ("others", "first"), [({}, "divided by local targets"), ({"b": ("right", 1.0)}, "doubled")]
+)
+def test_a_second_sum_of_some_parameters_is_not_blamed_on_the_loss(others, first):
+    kinds = {"a": [("a sum of means", 2.0)]} | {name: [each] for name, each in others.items()}
+    step = SimpleNamespace(info={"line": "train.py:9"})
+    ranks = SimpleNamespace(steps=[[step]], logs=[{"ties": {}, "sums": {"train.py:7": 2}}])
+    found = [each for each in _group(kinds, ranks) if each.is_fault]
+    assert found[0].kind == first
+    assert len(found) == (1 if others else 2)
+
+
+def test_dropout_inside_attention_is_off(tmp_path):
+    q = torch.randn(1, 2, 16, 8)
+    attend = lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)  # noqa: E731
+    observer = Observer(tmp_path / "rank-0", 1, lambda: None, is_audit=True)
+    observer.watch()
+    try:
+        watched = attend()
+        placed = torch.nn.functional.scaled_dot_product_attention(q, q, q, None, 0.5)
+    finally:
+        observer.close(has_ended=False)
+    right = torch.nn.functional.scaled_dot_product_attention(q, q, q)
+    assert torch.equal(watched, right)
+    assert torch.equal(placed, right)
+    assert not torch.equal(attend(), right)
 
 
 @pytest.mark.parametrize("line", cases(WRONG))

@@ -1,12 +1,14 @@
-"""What a further layer of a prepared plan costs the host, in torch's operators."""
+"""The passes that layers of a prepared plan share: operators, memory, and who may follow them."""
 
 from collections import Counter
+from typing import ClassVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import DCPExecutor
+from dcp_runtime import DCPAttn, DCPExecutor
+from dcp_runtime.execute.passes import Pass
 from dcp_runtime.kernels.kernel import Kernel
 from dcp_runtime.transport.loopback import LoopbackWorld
 
@@ -74,3 +76,59 @@ def test_further_layers_make_no_views_of_what_travels(lab):
         assert again["slice"] <= 4 < forward["slice"]
         assert back["slice"] <= 8 + back["add_"] < backward["slice"]
         assert again["new_empty"] + back["new_empty"] <= 1
+
+
+def test_memory_that_is_lent_between_calls_comes_back(lab, monkeypatch):
+    """As on CUDA: the storages of shared buffers are empty between two layers."""
+    config = PlanConfig("static:zigzag", divisions=3)
+    masks = [lab.masks["causal"](96)]
+    plan = build_plan(lab.sparsity_of(masks, 8), ModelShape(4, 2, 8, 2), Cluster(1, 4), config)
+    qkv = [x.bfloat16() for x in lab.random_qkv(3, 96, 4, 2, 8, torch.float32)]
+    kept, _ = lab.run_in_threads(plan, *qkv, layers=3)
+    lent = []
+
+    def keep(self, *tensors):
+        storages = {x.untyped_storage() for x in tensors if x is not None and x.numel()}
+        self._lent = [(storage, storage.nbytes()) for storage in storages]
+
+    release = Pass.release
+
+    def release_and_look(self):
+        release(self)
+        lent.append([storage.nbytes() for storage, _ in self._lent])
+
+    monkeypatch.setattr(Pass, "_keep", keep)
+    monkeypatch.setattr(Pass, "release", release_and_look)
+    got, _ = lab.run_in_threads(plan, *qkv, layers=3)
+    for name, value in kept.items():
+        assert torch.equal(got[name], value), name
+    assert len(lent) == 4 * 3 * 2
+    assert sum(map(len, lent)) > len(lent)
+    assert not any(map(sum, lent))
+
+
+class Followed(torch.Tensor):
+    """A tensor that sees which operators it goes through."""
+
+    seen: ClassVar = []
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        cls.seen.append(getattr(function, "__name__", str(function)))
+        return super().__torch_function__(function, types, args, kwargs)
+
+
+def test_tensors_of_other_classes_go_through_the_operator(lab):
+    config = PlanConfig("static:zigzag")
+    masks = [lab.masks["causal"](32)]
+    plan = build_plan(lab.sparsity_of(masks, 8), ModelShape(4, 2, 8, 4), Cluster(1, 1), config)
+    q, kv, _ = lab.random_qkv(3, 32, 4, 2, 8, torch.float32)
+
+    def run(transport):
+        prepared = DCPExecutor(transport=transport).prepare(plan)
+        plain = DCPAttn.apply(prepared, q, kv)
+        followed = DCPAttn.apply(prepared, q.as_subclass(Followed), kv)
+        assert torch.equal(followed.as_subclass(torch.Tensor), plain)
+
+    LoopbackWorld(1).run(run)
+    assert any("attention" in name for name in Followed.seen), Followed.seen

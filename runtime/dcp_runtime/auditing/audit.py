@@ -4,7 +4,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from dcp_runtime.auditing.findings import Finding
+from dcp_runtime.auditing.findings import AuditFinding
 from dcp_runtime.auditing.judge import judge
 from dcp_runtime.auditing.runs import RunOrder, run_script
 
@@ -20,7 +20,7 @@ class AuditOrder:
     timeout_s: float = 300.0
 
 
-def audit_script(order: AuditOrder) -> list[Finding]:
+def audit_script(order: AuditOrder) -> list[AuditFinding]:
     """Run a script on ranks of this machine and on one process, and compare.
 
     Raises:

@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_runtime.auditing.findings import Finding, note, right
-from dcp_runtime.auditing.record import MicroBatch, Run
+from dcp_runtime.auditing.findings import AuditFinding, note, right
+from dcp_runtime.auditing.record import Run, SeenBatch
 
 Bag: TypeAlias = NDArray[np.int64]
 Relation: TypeAlias = Literal["same", "copies", "union", "other", "unseen"]
@@ -48,7 +48,7 @@ def _bag(run: Run, steps: Iterable[int], kind: str) -> Bag | None:
     return whole
 
 
-def _ids_of(batch: MicroBatch, kind: str) -> Bag | None:
+def _ids_of(batch: SeenBatch, kind: str) -> Bag | None:
     counted = batch.targets != -100
     found: Bag | None = batch.ids if batch.tokens is None else batch.tokens
     if kind == "targets":
@@ -59,7 +59,7 @@ def _ids_of(batch: MicroBatch, kind: str) -> Bag | None:
     return found
 
 
-def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterable[Finding]:
+def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterable[AuditFinding]:
     """Compare the data of a step with those of one process."""
     if relation == "unseen":
         yield note(
@@ -67,7 +67,7 @@ def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterabl
             "seen, so nothing tells whether the ranks and one process saw the same data",
         )  # fmt: skip
     elif relation == "copies":
-        yield Finding(
+        yield AuditFinding(
             "data", "seen by every rank", f"step {step + 1}: every rank trains on all tokens of "
             f"one process: rows count {ranks.ranks} times",
             "give each rank its own rows, with DistributedSampler, or its own tokens of shared "
@@ -78,7 +78,7 @@ def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterabl
         yield _other_data(alone, ranks, step)
 
 
-def _other_data(alone: Run, ranks: Run, step: int) -> Finding:
+def _other_data(alone: Run, ranks: Run, step: int) -> AuditFinding:
     bags = {
         kind: (own, seen)
         for kind in ("tokens", "pairs", "targets")
@@ -93,7 +93,7 @@ def _other_data(alone: Run, ranks: Run, step: int) -> Finding:
     lost, more = _differences(own, seen), _differences(seen, own)
     when, of = f"step {step + 1}", f"{lost} of {len(own)}"
     if are_same:
-        return Finding(
+        return AuditFinding(
             "labels", "shifted", f"{when}: all ranks together see the tokens of one process, but "
             f"other targets behind them: {of} are missing, {more} are new",
             "the next token may lie on another rank: take labels from LocalData, or shift whole "
@@ -112,13 +112,13 @@ def _other_data(alone: Run, ranks: Run, step: int) -> Finding:
             "data", "another order", f"{when}: the ranks see other tokens than one process does in "
             "as many batches; gradients are judged by what each rank contributes",
         )  # fmt: skip
-    return Finding(
+    return AuditFinding(
         "data", "never seen", f"{when}: {of} tokens of one process are seen by no rank",
         "divide whole batches among the ranks: the last one, and what is left over, count too",
     )  # fmt: skip
 
 
-def check_all_data(alone: Run, ranks: Run) -> Iterable[Finding]:
+def check_all_data(alone: Run, ranks: Run) -> Iterable[AuditFinding]:
     """Compare all data of two scripts that came to their ends."""
     for kind in ("tokens", "targets"):
         own, seen = _bag(alone, range(alone.length), kind), _bag(ranks, range(ranks.length), kind)
@@ -126,7 +126,7 @@ def check_all_data(alone: Run, ranks: Run) -> Iterable[Finding]:
             # A batch without tokens runs on one that stands in.
             batches = sum(len(step.micro_batches) for step in alone.steps[0])
             if (lost := _differences(own, seen)) > batches:
-                yield Finding(
+                yield AuditFinding(
                     "data", "never seen", f"{lost} of the {len(own)} {kind} of one process are "
                     "seen by no rank until the script ends",
                     "let the ranks divide what is left over, too",
@@ -139,7 +139,7 @@ def _differences(own: Bag, other: Bag) -> int:
     return (Counter(own.tolist()) - Counter(other.tolist())).total()
 
 
-def check_borders(alone: Run, step: int) -> Iterable[Finding]:
+def check_borders(alone: Run, step: int) -> Iterable[AuditFinding]:
     """Look for targets that are the first token of the next document."""
     crossing, borders, firsts = 0, 0, set()
     for _, _, each in alone.micro_batches(step):
@@ -158,7 +158,7 @@ def check_borders(alone: Run, step: int) -> Iterable[Finding]:
             "documents begin: right if it ends them, too",
         )  # fmt: skip
         return
-    yield Finding(
+    yield AuditFinding(
         "labels",
         "across documents",
         f"{what} has the first token of the next one as its target",
@@ -166,7 +166,7 @@ def check_borders(alone: Run, step: int) -> Iterable[Finding]:
     )
 
 
-def check_loss(run: Run, step: int, *, are_copies: bool) -> Finding:
+def check_loss(run: Run, step: int, *, are_copies: bool) -> AuditFinding:
     """Say by which count the losses of a step are divided."""
     found = [
         (rank, n, each.divisor, each.count, each.line)
@@ -190,7 +190,7 @@ def check_loss(run: Run, step: int, *, are_copies: bool) -> Finding:
     for what, share in shares.items():
         if _are_alike(divisors / share) and not _are_alike(share):
             is_rank = len(set(of_batch)) == 1 or "step" in what
-            return Finding(
+            return AuditFinding(
                 "loss", "divided by local targets" if is_rank
                 else "divided by the targets of each micro-batch",
                 f"{when} {what}, {', '.join(f'{n:g}' for n in share[:4])}, so that targets count "
@@ -215,7 +215,7 @@ def _are_alike(values: NDArray[Any]) -> bool:
     return bool(np.ptp(values) <= SAME * np.abs(values).max())
 
 
-def check_rows(run: Run) -> Iterable[Finding]:
+def check_rows(run: Run) -> Iterable[AuditFinding]:
     """Count the rows that loaders gave in a whole epoch, and batches that were not trained on."""
     for loaders in zip(*(log["loaders"] for log in run.logs), strict=False):
         if all(each["exhausted"] or len(each["given"]) == each["batches"] for each in loaders):
@@ -225,14 +225,14 @@ def check_rows(run: Run) -> Iterable[Finding]:
             yield from _check_end(run, loaders[0])
     untaken = [steps[-1] for steps in run.steps if not steps[-1].is_taken]
     if run.has_ended and untaken:
-        yield Finding(
+        yield AuditFinding(
             "data", "no step", f"the script ends with {len(untaken[0].micro_batches)} backward "
             "passes behind the last step of the optimizer: their rows change no parameter",
             "take a step at the end of an epoch with the micro-batches that are left",
         )  # fmt: skip
 
 
-def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[Finding]:
+def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[AuditFinding]:
     # Ranks that share batches are given the same rows.
     counts = Counter(row for part in {tuple(each["rows"]) for each in loaders} for row in part)
     of, place = loaders[0]["of"], f"the loader of {loaders[0]['line']}"
@@ -240,34 +240,42 @@ def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[Finding]:
         return
     if never := of - len(counts):
         is_cut = loaders[0]["drop_last"]
-        yield Finding(
+        yield AuditFinding(
             "data", "never seen", f"{place}: {never} of {of} rows are in no batch of an epoch"
             f"{', because it drops the last batch' if is_cut else ''}",
             "drop_last=False" if is_cut else "a sampler that gives every row to some rank",
         )  # fmt: skip
     if again := counts.total() - len(counts):
-        yield Finding(
+        yield AuditFinding(
             "data", "seen twice", f"{place}: {again} rows are given again in the same epoch",
             "give all ranks the same seed of the sampler, and each its part of the rows",
             is_fault=again >= len(loaders),  # a sampler may fill the last batch up
         )  # fmt: skip
 
 
-def _check_end(run: Run, loader: dict[str, Any]) -> Iterable[Finding]:
+def _check_end(run: Run, loader: dict[str, Any]) -> Iterable[AuditFinding]:
     given, of = len(loader["given"]), loader["batches"]
     if of - given <= max(len(step.micro_batches) for step in run.steps[0]):
-        yield Finding(
-            "data", "last batch dropped", f"the loop leaves the loader of {loader['line']} after "
-            f"{given} of {of} batches", "run it to its end; nothing is wrong if a number of steps "
-            "ends the script there",
-        )  # fmt: skip
+        yield _left_early(loader, given)
 
 
-def _check_given(run: Run, loaders: Sequence[dict[str, Any]]) -> Iterable[Finding]:
+def _left_early(loader: dict[str, Any], trained: int) -> AuditFinding:
+    """Note that a loop ends by itself: a number of steps looks like a dropped batch."""
+    return note(
+        "data", "last batch dropped", f"the loop leaves the loader of {loader['line']} after "
+        f"{trained} of {loader['batches']} batches", "run it to its end, unless a number of steps "
+        "is to end it there",
+    )  # fmt: skip
+
+
+def _check_given(run: Run, loaders: Sequence[dict[str, Any]]) -> Iterable[AuditFinding]:
     for log, loader in zip(run.logs, loaders, strict=True):
         trained = [not batch or not set(log["seen"]).isdisjoint(batch) for batch in loader["given"]]
+        if all(trained[:-1]) and not all(trained) and not loader["exhausted"]:
+            yield _left_early(loader, trained.count(True))
+            return
         if any(trained) and not all(trained):
-            yield Finding(
+            yield AuditFinding(
                 "data", "loaded, not trained", f"the loader of {loader['line']}: "
                 f"{trained.count(False)} of {len(trained)} batches never go into the model",
                 "train on every batch that the loader gives, the last one too",

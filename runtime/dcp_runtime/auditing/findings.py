@@ -1,4 +1,4 @@
-"""`Finding`: one thing that an audit says, and the line that mends it."""
+"""`AuditFinding`: one thing that an audit says, and the line that mends it."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -7,7 +7,7 @@ Part: TypeAlias = Literal["data", "labels", "loss", "norm", "parameters", "ranks
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class AuditFinding:
     """One thing that an audit says.
 
     Attributes:
@@ -29,11 +29,11 @@ class Finding:
     ratio: float | None = None
 
 
-def right(part: Part, says: str) -> Finding:
+def right(part: Part, says: str) -> AuditFinding:
     """Return a finding without a fault."""
-    return Finding(part, "right", says, is_fault=False)
+    return AuditFinding(part, "right", says, is_fault=False)
 
 
-def note(part: Part, kind: str, says: str, way_out: str = "") -> Finding:
+def note(part: Part, kind: str, says: str, way_out: str = "") -> AuditFinding:
     """Return a finding that is no fault of the training, but limits what the audit knows."""
-    return Finding(part, kind, says, way_out, is_fault=False)
+    return AuditFinding(part, kind, says, way_out, is_fault=False)

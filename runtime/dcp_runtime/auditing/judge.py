@@ -15,7 +15,7 @@ from dcp_runtime.auditing.data_checks import (
     check_rows,
     relate,
 )
-from dcp_runtime.auditing.findings import Finding, Part, note, right
+from dcp_runtime.auditing.findings import AuditFinding, Part, note, right
 from dcp_runtime.auditing.norms import check_norms
 from dcp_runtime.auditing.record import Run, Tensors
 from dcp_runtime.auditing.right_gradients import (
@@ -34,7 +34,7 @@ from dcp_runtime.auditing.right_gradients import (
 )
 
 
-def judge(alone: Run | None, ranks: Run, steps: int) -> list[Finding]:
+def judge(alone: Run | None, ranks: Run, steps: int) -> list[AuditFinding]:
     """Return what is found, faults first, and causes before what follows from them.
 
     Args:
@@ -43,7 +43,7 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[Finding]:
         steps: how many were recorded with gradients.
     """
     first = _check_first(alone, ranks)
-    found: list[Finding] = [*first]
+    found: list[AuditFinding] = [*first]
     kinds: dict[str, list[tuple[str, float]]] = defaultdict(list)
     for step in range(min(steps, ranks.length)):
         if not all(own[step].is_taken for own in ranks.steps):
@@ -95,7 +95,7 @@ def _guess(alone: Run, ranks: Run, step: int) -> Relation:
     return "other"
 
 
-def _once(found: Iterable[Finding]) -> Iterator[Finding]:
+def _once(found: Iterable[AuditFinding]) -> Iterator[AuditFinding]:
     """Leave out what was said of an earlier step, or of another rank."""
     seen = set()
     for finding in found:
@@ -163,12 +163,15 @@ WAYS_OUT = {
 }
 
 
-def _group(kinds: dict[str, list[tuple[str, float]]], ranks: Run) -> Iterator[Finding]:
+def _group(kinds: dict[str, list[tuple[str, float]]], ranks: Run) -> Iterator[AuditFinding]:
     """Yield a finding for each kind of gradient."""
     by_kind: dict[str, dict[str, float]] = defaultdict(dict)
     for name, seen in kinds.items():
         kind, ratio = next((each for each in seen if each[0] != "right"), seen[0])
         by_kind[kind][name] = ratio
+    # A loss that is divided wrongly changes all gradients: of some, a second sum is to blame.
+    if "right" in by_kind and (means := by_kind.pop("a sum of means", None)):
+        by_kind["doubled"] |= means
     step, ties = ranks.steps[0][0].info.get("line", "?"), ranks.logs[0]["ties"]
     sums = ", ".join(f"{line} ({n} times)" for line, n in ranks.logs[0]["sums"].items())
     for kind, ratios in by_kind.items():
@@ -181,27 +184,27 @@ def _group(kinds: dict[str, list[tuple[str, float]]], ranks: Run) -> Iterator[Fi
             sums=f"; all_reduce is called in {sums}" if sums else "",
         )  # fmt: skip
         if kind == "a sum of means":
-            yield Finding(
+            yield AuditFinding(
                 "loss", "divided by local targets", "every rank divides its loss by its own "
                 f"targets, equally many here, and gradients are added up: {middle:.3f} times the "
                 "right ones", way_out,
             )  # fmt: skip
         kind = {"a sum of means": "doubled", "partial of a mean": "partial"}.get(kind, kind)
         tied = [f"; {name} is also {ties[name][0]}" for name in ratios if name in ties]
-        yield Finding(
+        yield AuditFinding(
             "parameters", kind, f"{len(ratios)} of {len(kinds)}, ratio {middle:.3f}: "
             f"{', '.join(list(ratios)[:3])}{', ...' if len(ratios) > 3 else ''}{''.join(tied[:1])}",
             way_out, names=tuple(ratios), ratio=middle,
         )  # fmt: skip
 
 
-def _check_first(alone: Run | None, ranks: Run) -> list[Finding]:
+def _check_first(alone: Run | None, ranks: Run) -> list[AuditFinding]:
     """Compare the parameters before the first step."""
     first = [ranks.tensors(0, "first", rank) for rank in range(ranks.ranks)]
     for rank, own in enumerate(first):
         odd = [n for n in first[0] if n in own and not np.array_equal(own[n], first[0][n])]
         if odd:
-            return [Finding(
+            return [AuditFinding(
                 "ranks", "other weights", f"{len(odd)} parameters of rank {rank} are not those of "
                 f"rank 0 before the first step: {', '.join(odd[:3])}",
                 "torch.manual_seed(seed) with the same seed on all ranks before the model is made, "
@@ -224,7 +227,7 @@ def _check_first(alone: Run | None, ranks: Run) -> list[Finding]:
     )]  # fmt: skip
 
 
-def _check_ranks(ranks: Run, step: int) -> Iterator[Finding]:
+def _check_ranks(ranks: Run, step: int) -> Iterator[AuditFinding]:
     """Compare the parameters of the ranks after a step, and look for those that stay."""
     after = [ranks.tensors(step, "after", rank) for rank in range(ranks.ranks)]
     first, taken = ranks.tensors(0, "first", 0), ranks.tensors(step, "grad", 0)
@@ -236,7 +239,7 @@ def _check_ranks(ranks: Run, step: int) -> Iterator[Finding]:
             if far > max(1e-3 * moved[n], 1e-7 * np.linalg.norm(first[n]))
         ]  # fmt: skip
         if odd:
-            yield Finding(
+            yield AuditFinding(
                 "ranks", "drifted apart", f"after step {step + 1} {len(odd)} parameters of rank "
                 f"{rank} are not those of rank 0: {', '.join(odd[:3])}",
                 "ranks must step with the same gradients and the same clipping", names=tuple(odd),

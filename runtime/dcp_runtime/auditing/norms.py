@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dcp_runtime.auditing.findings import Finding
+from dcp_runtime.auditing.findings import AuditFinding
 from dcp_runtime.auditing.record import Run, Tensors
 from dcp_runtime.auditing.right_gradients import Right, is_close, norm_of, tolerance_of
 
@@ -17,7 +17,7 @@ _LOCAL = (
 )
 
 
-def check_norms(ranks: Run, step: int, wanted: Right) -> Iterator[Finding]:
+def check_norms(ranks: Run, step: int, wanted: Right) -> Iterator[AuditFinding]:
     """Compare norms and factors of clipping with the norm of the right gradients."""
     for rank in range(ranks.ranks):
         clip = ranks.steps[rank][step].info.get("clip")
@@ -37,7 +37,7 @@ def _is_like(a: float, b: float) -> bool:
 
 def _check_call(
     ranks: Run, step: int, wanted: Right, rank: int, clip: dict[str, Any]
-) -> Finding | None:
+) -> AuditFinding | None:
     """Check a call of `clip_grad_norm_`, which saw the gradients as they were then."""
     seen = ranks.tensors(step, "unclipped", rank)
     seen = {n: seen[n] for n in clip["names"] if n in seen} or seen
@@ -50,7 +50,7 @@ def _check_call(
         not is_close(clip["scale"] * seen[n], taken[n], SAME) for n in seen if n in taken
     )  # fmt: skip
     if is_changed and not ranks.shards(step) and _is_like(whole, mine):
-        return Finding(
+        return AuditFinding(
             "norm", "clipped before the sum", f"{what}: the norm is {whole:.4g}, of this rank's "
             f"part; of the gradients of all ranks it is {right:.4g}. They are added up afterwards",
             f"{where}: {_BEFORE}", ratio=whole / right if right else None,
@@ -68,8 +68,8 @@ def _check_call(
     return _by(norm, whole, f"{where}: ", what, is_local=_is_like(norm, mine) or norm == part)
 
 
-def _by(norm: float, whole: float, where: str, what: str, *, is_local: bool) -> Finding:
-    return Finding(
+def _by(norm: float, whole: float, where: str, what: str, *, is_local: bool) -> AuditFinding:
+    return AuditFinding(
         "norm", "norm of local gradients only" if is_local else "another norm",
         f"{what}: gradients are clipped by the norm {norm:.4g}"
         f"{', of what this rank holds' if is_local else ''}; that of all of them is {whole:.4g}",
@@ -77,7 +77,7 @@ def _by(norm: float, whole: float, where: str, what: str, *, is_local: bool) -> 
     )  # fmt: skip
 
 
-def _check_by_hand(ranks: Run, step: int, wanted: Right, rank: int) -> Finding | None:
+def _check_by_hand(ranks: Run, step: int, wanted: Right, rank: int) -> AuditFinding | None:
     """Tell from the gradients of a step how a script that clips by itself has clipped."""
     taken, most, tolerance = (
         ranks.tensors(step, "grad", rank), wanted.most, tolerance_of(ranks, step),
@@ -105,7 +105,7 @@ def _check_by_hand(ranks: Run, step: int, wanted: Right, rank: int) -> Finding |
         _is_like(size, size_max) for size in weights * norms if (size_max := max(weights * norms))
     ]
     if is_close(parts @ weights, got, tolerance) and weights.min() > SAME and all(cut):
-        return Finding(
+        return AuditFinding(
             "norm", "clipped before the sum", f"{what}: the parts of the ranks enter with weights "
             f"{', '.join(f'{w:.3g}' for w in weights)}, each clipped by its own norm", _BEFORE,
         )  # fmt: skip

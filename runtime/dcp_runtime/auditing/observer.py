@@ -53,7 +53,7 @@ _LIBRARIES = (
 _COARSE = (torch.bfloat16, torch.float16)
 
 
-class Step:
+class OpenStep:
     """What has been seen of the step under way: facts fit for JSON, arrays, and whether taken."""
 
     def __init__(self, number: int) -> None:
@@ -79,7 +79,7 @@ class Observer:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._steps, self._is_audit = folder, steps, is_audit
-        self._when_full, self._step = when_full, Step(0)
+        self._when_full, self._step = when_full, OpenStep(0)
         self._names: dict[int, str] = {}  # of parameters, by their identity
         self._parameters: dict[str, Tensor] = {}
         self._roots: dict[int, int] = {}  # number of a model by its identity
@@ -382,7 +382,7 @@ class Observer:
     # Files.
 
     def _finish_step(self) -> None:
-        step, self._step = self._step, Step(self._step.number + 1)
+        step, self._step = self._step, OpenStep(self._step.number + 1)
         if not step.is_taken and not step.info["backwards"]:
             return
         step.info["is_taken"] = step.is_taken

@@ -20,7 +20,7 @@ Tensors: TypeAlias = dict[str, NDArray[Any]]  # Any: floats, by the name of a pa
 
 
 @dataclass(frozen=True)
-class MicroBatch:
+class SeenBatch:
     """One backward: the loss that was given, and what was seen of its batch.
 
     Attributes:
@@ -66,11 +66,11 @@ class StepRecord:
         return bool(self.info["is_taken"])
 
     @cached_property
-    def micro_batches(self) -> list[MicroBatch]:
+    def micro_batches(self) -> list[SeenBatch]:
         """The backwards of the step, in order."""
         empty = np.zeros(0, np.int64)
         return [
-            MicroBatch(
+            SeenBatch(
                 each["loss"], each["sum"], each["count"], each["line"],
                 self.arrays.get(f"targets:{n}", empty),
                 self.arrays.get(f"tokens:{n}"), self.arrays.get(f"ids:{n}"),
@@ -102,7 +102,7 @@ class Run:
         """Whether the script came to its own end on every rank."""
         return all(log["ended"] for log in self.logs)
 
-    def micro_batches(self, step: int) -> Iterator[tuple[int, int, MicroBatch]]:
+    def micro_batches(self, step: int) -> Iterator[tuple[int, int, SeenBatch]]:
         """Yield rank, number and record of every backward of a step."""
         for rank, steps in enumerate(self.steps):
             if step < len(steps):

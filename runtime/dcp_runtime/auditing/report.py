@@ -4,12 +4,12 @@ import textwrap
 from dataclasses import asdict
 from typing import Any
 
-from dcp_runtime.auditing.findings import Finding
+from dcp_runtime.auditing.findings import AuditFinding
 
 WIDTH = 100
 
 
-def to_text(title: str, found: list[Finding]) -> str:
+def to_text(title: str, found: list[AuditFinding]) -> str:
     """Return findings as text, faults first."""
     faults = sum(each.is_fault for each in found)
     lines = [f"{title}: {faults or 'no'} fault{'s' if faults != 1 else ''}"]
@@ -26,7 +26,7 @@ def to_text(title: str, found: list[Finding]) -> str:
     return "\n".join(lines)
 
 
-def to_json(script: str, ranks: int, found: list[Finding]) -> dict[str, Any]:
+def to_json(script: str, ranks: int, found: list[AuditFinding]) -> dict[str, Any]:
     """Return the document that ``--json`` prints."""
     return {
         "schema": "dcp.audit/1", "script": script, "ranks": ranks,

@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 from torch._C._functorch import maybe_current_level
+from torch.nn import Parameter
 from torch.nn.functional import pad
 
 from dcp_planner import Plan
@@ -38,8 +39,13 @@ from dcp_runtime.kernels.kernel import accumulator_dtype, row_delta
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
 
 
-def _forward(  # noqa: PLR0913 - the operator's schema
-    plan: Tensor,
+def _forward(plan: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
+    out, lse, call = _call(cast(PreparedPlan, find(plan)), *inputs)
+    return out, lse, call.handle()
+
+
+def _call(  # noqa: PLR0913 - the operator's schema
+    prepared: PreparedPlan,
     q: Tensor,
     k: Tensor,
     v: Tensor | None,
@@ -49,48 +55,25 @@ def _forward(  # noqa: PLR0913 - the operator's schema
     limits: list[int],
     layer: str,
     number: int,
-) -> tuple[Tensor, Tensor, Tensor]:
-    kv, softmax = k if v is None else (k, v), Softmax(scale, softcap, sinks)
-    found = cast(PreparedPlan, find(plan))
-    out, lse, call = _call(found, q, kv, softmax, (limits, layer, number))
-    return out, lse, call.handle()
-
-
-def _call(
-    prepared: PreparedPlan,
-    q: Tensor,
-    kv: Keys,
-    softmax: Softmax,
-    layer: tuple[list[int], str, int],
 ) -> tuple[Tensor, Tensor, OpenCall]:
-    """Run forward of a layer: its limits, its name and its number."""
-    limits, name, number = layer
+    """Run forward of a layer of a plan."""
+    kv = k if v is None else (k, v)
     if limits:
-        prepared.check_limits(LayerLimits(name, *cast(Any, limits)))  # a bool is an int there
+        prepared.check_limits(LayerLimits(layer, *cast(Any, limits)))  # a bool is an int there
     if number >= 0:
         prepared.batch.note_layer(number)
     with _no_autocast(q):
-        out, lse = prepared.forward(q, kv, softmax)
+        out, lse = prepared.forward(q, kv, Softmax(scale, softcap, sinks))
     call = OpenCall(prepared)
     prepared.batch.note_call(call)
     return out, lse, call
 
 
-def _backward(  # noqa: PLR0913 - the operator's schema
-    call: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    sinks: Tensor | None,
-    out: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    scale: float | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _gradients_of(plan_of_call(call), q, k, v, sinks, out, lse, dout, scale)
+def _backward(call: Tensor, *inputs: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return _gradients_of(plan_of_call(call), *inputs)
 
 
-def _gradients_of(  # noqa: PLR0913 - those of the operator
+def _gradients_of(  # noqa: PLR0913 - the operator's schema
     prepared: PreparedPlan,
     q: Tensor,
     k: Tensor,
@@ -101,6 +84,7 @@ def _gradients_of(  # noqa: PLR0913 - those of the operator
     dout: Tensor,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Run backward of a layer of a plan."""
     kv = k if v is None else (k, v)
     with _no_autocast(q):
         total, dsinks = lse, q.new_empty(0)
@@ -215,12 +199,10 @@ class _Eager(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, prepared: PreparedPlan, *inputs: Any) -> Any:  # Any: as the operator
-        q, k, v, sinks, scale, softcap, *layer = inputs
-        kv, softmax = k if v is None else (k, v), Softmax(scale, softcap, sinks)
-        out, lse, call = _call(prepared, q, kv, softmax, tuple(layer))
+        out, lse, call = _call(prepared, *inputs)
         output = out, lse, call.handle()
         ctx.mark_non_differentiable(*output[1:])
-        _save_call(ctx, inputs[:4], output, scale, call)
+        _save_call(ctx, inputs[:4], output, inputs[4], call)
         return output
 
     @staticmethod
@@ -237,10 +219,14 @@ class _Eager(torch.autograd.Function):
 _eager = cast(Any, _Eager.apply)
 
 
-def _is_traced() -> bool:
-    """Return whether somebody follows the operators: a compiler, a mode, or a transform."""
+_PLAIN = Tensor, Parameter, type(None)
+
+
+def _is_traced(*tensors: Tensor | None) -> bool:
+    """Return whether somebody follows the operators: a compiler, a mode, a class of tensors."""
     return (
         torch.compiler.is_compiling()
+        or any(type(x) not in _PLAIN for x in tensors)
         or torch._C._len_torch_dispatch_stack() > 0
         or maybe_current_level() is not None
     )
@@ -397,7 +383,8 @@ class DCPAttn:
         layer, *numbers = ("",) if limits is None else limits
         numbers = list(map(int, numbers))
         rest = (q, k, v, sinks, scale, softcap, numbers, layer, number)
-        found = attention(plan.handle, *rest) if _is_traced() else _eager(plan, *rest)
+        is_traced = _is_traced(q, k, v, sinks)
+        found = attention(plan.handle, *rest) if is_traced else _eager(plan, *rest)
         out = cast(Tensor, found[0])
         return out if out.shape[-1] == v_dim else out[..., :v_dim]
 

@@ -23,21 +23,21 @@ Change: TypeAlias = Callable[[Tensor], Tensor]
 
 
 @dataclass(eq=False)
-class Call:
+class ModuleCall:
     """A call of a module: positional and named inputs, what it returned, the calls inside."""
 
     name: str
     module: Module
     inputs: Tree
     output: Tree = None
-    inside: "list[Call]" = field(default_factory=list)
+    inside: "list[ModuleCall]" = field(default_factory=list)
 
     @property
     def words(self) -> str:
         """Name and class, for messages."""
         return f"`{self.name or 'model'}` ({type(self.module).__name__})"
 
-    def descendants(self) -> "Iterator[Call]":
+    def descendants(self) -> "Iterator[ModuleCall]":
         """Yield the calls inside, at any depth, in their order."""
         for call in self.inside:
             yield call
@@ -56,13 +56,16 @@ def find_numbers(values: Tree, tokens: int) -> list[Tensor]:
     return [v for v in found if v.is_floating_point() and token_dim(v, tokens) >= 0]
 
 
-def note_calls(model: Module, args: tuple[Any, ...], named: dict[str, Any]) -> Call:
+def note_calls(model: Module, args: tuple[Any, ...], named: dict[str, Any]) -> ModuleCall:
     """Call a model; return its call, with those of its modules inside."""
-    names, top = {module: name for name, module in model.named_modules()}, Call("", model, None)
+    names, top = (
+        {module: name for name, module in model.named_modules()},
+        ModuleCall("", model, None),
+    )
     running = [top]
 
     def before(module: Module, args: Tree, named: Tree) -> None:
-        call = Call(names[module], module, _fresh((args, named)))
+        call = ModuleCall(names[module], module, _fresh((args, named)))
         running[-1].inside.append(call)
         running.append(call)
 
@@ -100,7 +103,7 @@ def _fresh(values: Tree) -> Tree:
     return tree_map(copied, values)
 
 
-def repeat(call: Call, tokens: int, change: Change, cut: Sequence[Call] = ()) -> Tree:
+def repeat(call: ModuleCall, tokens: int, change: Change, cut: Sequence[ModuleCall] = ()) -> Tree:
     """Call a module again with other inputs, and return what it returns.
 
     Args:

@@ -20,7 +20,7 @@ from dcp_dsl.arrays import Bools
 from dcp_dsl.forms import Rows, ranges_of_tile
 from dcp_runtime.errors import RunError
 from dcp_runtime.probing.calls import at_rest, note_calls
-from dcp_runtime.probing.reach import Reach
+from dcp_runtime.probing.reach import ModuleReach
 from dcp_runtime.probing.units import Unit, find_units
 
 Batch: TypeAlias = Tensor | tuple[Any, ...] | dict[str, Any]  # Any: whatever a model takes
@@ -269,7 +269,7 @@ def _judge(unit: Unit, expected: _Expected, passes: Counter[str]) -> LayerProbe:
     for draw in range(1 + DRAWS):  # zero at some inputs may be another number at others
         if draw == 0 or (least & ~sees & off).any():
             is_gradient = unit.is_gradient and draw < DRAWS
-            reach = Reach(unit.call, tokens, passes, unit.cut, draw, is_gradient=is_gradient)
+            reach = ModuleReach(unit.call, tokens, passes, unit.cut, draw, is_gradient=is_gradient)
             sees |= reach.whole() & (least if draw else True)
     leaks, hides = sees & ~most & off, least & ~sees & off
     return LayerProbe(unit.call.words, unit.layer, words, leaks, hides, sees)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dcp_dsl.arrays import Bools
 from dcp_runtime.errors import RunError
-from dcp_runtime.probing.calls import Call, find_numbers, repeat, token_dim
+from dcp_runtime.probing.calls import ModuleCall, find_numbers, repeat, token_dim
 
 NOISE = {torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """Changes that may be rounding, of the largest value of an output; 1e-5 for other dtypes.
@@ -22,7 +22,7 @@ Experts compute with matrices of other sizes if other tokens choose them.
 """
 
 
-class Reach:
+class ModuleReach:
     """Asks one call which inputs a group of its outputs reads, bool ``[T]`` to bool ``[T]``.
 
     Without gradients it asks the opposite, which outputs a group of inputs changes.
@@ -37,7 +37,7 @@ class Reach:
     """
 
     def __init__(
-        self, call: Call, tokens: int, passes: Counter[str], cut: Sequence[Call] = (),
+        self, call: ModuleCall, tokens: int, passes: Counter[str], cut: Sequence[ModuleCall] = (),
         draw: int = 0, *, is_gradient: bool = True,
     ) -> None:  # fmt: skip
         self._call, self._tokens, self._cut, self._draw = call, tokens, cut, draw

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from dcp_runtime.probing.calls import Call, find_numbers
-from dcp_runtime.probing.reach import Reach
+from dcp_runtime.probing.calls import ModuleCall, find_numbers
+from dcp_runtime.probing.reach import ModuleReach
 
 _PASSED_BY = (
     *(nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Dropout, nn.SiLU, nn.GELU, nn.ReLU),
@@ -26,18 +26,18 @@ class Unit(NamedTuple):
         layer: from 0; ``None`` outside the layers.
     """
 
-    call: Call
-    cut: Sequence[Call]
+    call: ModuleCall
+    cut: Sequence[ModuleCall]
     is_gradient: bool
     layer: int | None
 
 
-def find_units(top: Call, tokens: int, passes: Counter[str]) -> list[Unit]:
+def find_units(top: ModuleCall, tokens: int, passes: Counter[str]) -> list[Unit]:
     """Return the innermost calls that mix tokens, and those whose own code does, in their order.
 
     A layer of the class of others that mixes no tokens is returned, too: it hides everything.
     """
-    known: dict[Call, tuple[list[Call], bool]] = {}
+    known: dict[ModuleCall, tuple[list[ModuleCall], bool]] = {}
     _search(top, tokens, passes, known)
     entries = {_entry(call.name) for call in known} - {""}
     layers = [call for call in top.descendants() if call.name and call.name == _entry(call.name)]
@@ -59,13 +59,16 @@ def find_units(top: Call, tokens: int, passes: Counter[str]) -> list[Unit]:
     return units
 
 
-def _kind(call: Call) -> tuple[str, type]:
+def _kind(call: ModuleCall) -> tuple[str, type]:
     return call.name.rpartition(".")[0], type(call.module)
 
 
 def _search(
-    call: Call, tokens: int, passes: Counter[str], known: dict[Call, tuple[list[Call], bool]]
-) -> list[Call]:
+    call: ModuleCall,
+    tokens: int,
+    passes: Counter[str],
+    known: dict[ModuleCall, tuple[list[ModuleCall], bool]],
+) -> list[ModuleCall]:
     """Note calls that mix tokens, with the calls to cut inside; return the outermost of them."""
     inner = [unit for each in call.inside for unit in _search(each, tokens, passes, known)]
     if isinstance(call.module, _PASSED_BY):
@@ -74,14 +77,14 @@ def _search(
     # Gradients at random inputs, where nothing saturates. Changes see what has no gradient, too: a
     # kernel without one, or which tokens are the largest.
     for draw, wanted in ((1, True), (0, False)):
-        reach = Reach(call, tokens, passes, cut, draw, is_gradient=wanted)
+        reach = ModuleReach(call, tokens, passes, cut, draw, is_gradient=wanted)
         if reach.is_gradient == wanted and reach.mixes():
             known[call] = cut, wanted
             return [call]
     return inner
 
 
-def _embeddings(call: Call, tokens: int) -> list[Call]:
+def _embeddings(call: ModuleCall, tokens: int) -> list[ModuleCall]:
     """Return the embeddings inside a call that gets ids, not numbers."""
     if find_numbers(call.inputs, tokens):
         return []

@@ -1,4 +1,4 @@
-"""Send blocks over gloo: point-to-point messages that do not block, one for each tensor.
+"""Send bundles over gloo: point-to-point messages that do not block, one for each tensor.
 
 Inputs and results each have a process group of their own, because operations of one group can wait
 for each other. Messages straight from the working buffers, one for each tensor, were faster than
