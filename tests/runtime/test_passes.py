@@ -114,7 +114,7 @@ class Followed(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
-        cls.seen.append(getattr(function, "__name__", str(function)))
+        cls.seen.append(getattr(function, "__name__", ""))
         return super().__torch_function__(function, types, args, kwargs)
 
 
@@ -131,4 +131,4 @@ def test_tensors_of_other_classes_go_through_the_operator(lab):
         assert torch.equal(followed.as_subclass(torch.Tensor), plain)
 
     LoopbackWorld(1).run(run)
-    assert any("attention" in name for name in Followed.seen), Followed.seen
+    assert "attention.default" in Followed.seen, Followed.seen

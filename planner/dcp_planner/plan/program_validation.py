@@ -353,9 +353,12 @@ class _Places:
         """
         table = self.plan.transfers
         alike = self.chosen[self.is_result[self.chosen] | (table.hop[self.chosen] == 0)]
-        ends = (table.source[alike], table.target[alike])
-        what = table.kind[alike], table.hop[alike]
-        found = [_numbered(self.launch[end, alike], ends[1 - end], *what) for end in (0, 1)]
+        what = table.kind[alike].astype(np.int64) << 8 | table.hop[alike]  # a hop is a byte
+        found = []
+        for end, peer in ((0, table.target), (1, table.source)):
+            place = self.launch[end, alike] * self.plan.num_devices + peer[alike]
+            key = place * (len(TransferKind) << 8) + what
+            found.append(np.unique(key, return_inverse=True)[1])
         for one, other in (found, found[::-1]):
             # Transfers of one group on this side, and of several on the other.
             order = order_by(one, other)
@@ -414,14 +417,3 @@ class _Places:
         stuck = np.flatnonzero(at < steps.row_ptr[1:])
         if stuck.size:
             raise self.fail(f"deadlock: devices {stuck[:8].tolist()} wait for each other")
-
-
-def _numbered(*columns: Ints) -> Ints:
-    """Number rows so that equal rows have equal numbers."""
-    order = order_by(*columns)
-    is_new = np.zeros(len(order), np.bool_)
-    for column in columns:
-        is_new[1:] |= np.diff(column[order].astype(np.int64)) != 0
-    number = np.empty(len(order), np.int64)
-    number[order] = np.cumsum(is_new)
-    return number

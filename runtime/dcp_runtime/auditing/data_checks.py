@@ -17,7 +17,7 @@ SAME = 2e-3
 
 
 def relate(alone: Run, ranks: Run, step: int) -> Relation:
-    """Say what the ranks saw in a step: the data of one process, several of its steps, other data.
+    """Return what the ranks saw in a step: the data of one process, several of its steps, other data.
 
     Ranks of data parallelism read as many batches in a step as there are ranks, one process reads
     them one by one.
@@ -167,7 +167,7 @@ def check_borders(alone: Run, step: int) -> Iterable[AuditFinding]:
 
 
 def check_loss(run: Run, step: int, *, are_copies: bool) -> AuditFinding:
-    """Say by which count the losses of a step are divided."""
+    """Find the count by which the losses of a step are divided."""
     found = [
         (rank, n, each.divisor, each.count, each.line)
         for rank, n, each in run.micro_batches(step)

@@ -62,7 +62,7 @@ class StepRecord:
 
     @property
     def is_taken(self) -> bool:
-        """Whether an optimizer took the step."""
+        """Return whether an optimizer took the step."""
         return bool(self.info["is_taken"])
 
     @cached_property
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the script came to its own end on every rank."""
+        """Return whether the script came to its own end on every rank."""
         return all(log["ended"] for log in self.logs)
 
     def micro_batches(self, step: int) -> Iterator[tuple[int, int, SeenBatch]]:

@@ -50,7 +50,7 @@ def size_of(value: NDArray[Any]) -> float:
 
 
 def is_close(a: NDArray[Any], b: NDArray[Any], tolerance: float) -> bool:
-    """Whether two tensors are equal up to rounding."""
+    """Return whether two tensors are equal up to rounding."""
     return bool(np.linalg.norm(a - b) <= tolerance * np.linalg.norm(b))
 
 
@@ -151,7 +151,7 @@ def verdict(
     earlier: NDArray[Any] | None,
     tolerance: float,
 ) -> tuple[str, float]:
-    """Say what a gradient is, and its ratio to the right one.
+    """Return what a gradient is, and its ratio to the right one.
 
     Args:
         own: the gradient of a rank, or ``None``.

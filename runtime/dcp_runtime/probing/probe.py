@@ -97,7 +97,7 @@ class ProbeReport:
         return next((layer for layer in self.layers if layer.first), None)
 
     def text(self, columns: int = 64, **drawing: bool) -> str:
-        """Say what was found, and draw the first wrong layer as `Picture.text` does."""
+        """Write what was found, and draw the first wrong layer as `Picture.text` does."""
         wrong = [layer for layer in self.layers if layer.first]
         if not wrong:
             return f"{len(self.layers)} modules mix tokens; all see what is written"
