@@ -17,7 +17,7 @@ SAME = 2e-3
 
 
 def relate(alone: Run, ranks: Run, step: int) -> Relation:
-    """Return what the ranks saw in a step: the data of one process, several of its steps, other data.
+    """Return what the ranks saw in a step: data of one process, of several of its steps, or others.
 
     Ranks of data parallelism read as many batches in a step as there are ranks, one process reads
     them one by one.
