@@ -33,6 +33,9 @@ MOST_DIVISIONS = 1024
 """Most divisions of one direction."""
 MOST_HEAD_GROUPS = 256
 """Most groups of heads of a plan."""
+GRID = 128
+"""Tokens between two places, counted from its first token, where a reproducible plan cuts a
+sequence. Results depend on it, so that it is a constant."""
 MOST_SECONDS = 86_400.0
 """Longest time limit, a day."""
 
@@ -71,6 +74,10 @@ class PlanConfig:
             so that the error does not depend on the number of devices; ``"input"`` halves the bytes
             of 16-bit inputs. ``"auto"`` takes float32 where that costs at most `MOST_COST` of the
             predicted time.
+        reproducible: out, lse, dq, dk and dv of a sequence have the same bits on any number of
+            devices, in any plan and beside any other sequences. Blocks are cut at multiples of
+            `GRID` tokens of their sequence, every result is computed by its owner, and nothing is
+            merged on the way: queries travel to the owners of keys instead of partial gradients.
         time_limit_s: wall-clock seconds an external partitioner may take in all, at most a day.
 
     Raises:
@@ -95,6 +102,7 @@ class PlanConfig:
     token_seconds: float = 0.0
     partials: Partials = "auto"
     objective: Objective = "time"
+    reproducible: bool = False
 
     def __post_init__(self) -> None:
         if not _is_auto_or_count(self.divisions, 2, MOST_DIVISIONS):
@@ -123,6 +131,23 @@ class PlanConfig:
             if not holds:
                 value = getattr(self, name)
                 raise PlanError(f"PlanConfig.{name}: expected {expected}, got {value!r}")
+        if self.reproducible:
+            self._check_reproducible()
+
+    def _check_reproducible(self) -> None:
+        """Refuse what a reproducible plan cannot do."""
+        for name, holds, way_out in (
+            ("head_groups", self.head_groups in (1, "auto"),
+             "one group: the sums of a group of heads would meet others"),
+            ("memory_limit_bytes", self.memory_limit_bytes is None,
+             "no limit: streamed blocks would meet in another order; use more devices"),
+            ("objective", self.objective == "time", "'time', the only objective of such plans"),
+        ):  # fmt: skip
+            if not holds:
+                raise PlanError(
+                    f"PlanConfig.{name}: a reproducible plan has {way_out}; got "
+                    f"{getattr(self, name)!r}"
+                )
 
 
 def tolerances_of(config: PlanConfig) -> list[PlanConfig]:

@@ -16,7 +16,7 @@ from dcp_dsl.arrays import Floats, Ints, expand
 from dcp_dsl.forms import BlockKind, PlacedForm, regions_of
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
-from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.config import GRID, PlanConfig
 from dcp_planner.model.problem import as_arrays, loads_of, pack_largest_first
 
 MOST_PIECES = 1 << 26
@@ -186,6 +186,22 @@ def cut_stack(masks: Sequence[Sequence[Form]], block: int) -> tuple[BlockSparsit
         raise ValueError("masks: expected the same lengths of sequences in every mask, got others")
     bounds = _borders(batches, block)
     return tuple(_count(batch, bounds, block) for batch in batches)
+
+
+def cut_on_grid(sparsity: BlockSparsity) -> BlockSparsity:
+    """Move every cut of a batch to the nearest multiple of `GRID` tokens from its sequence's start.
+
+    >>> from dcp_dsl import Slabs
+    >>> causal = Slabs(300, [0], [300], [0], [1], [0], [1])
+    >>> cut_on_grid(cut_blocks([causal], 100)).q_bounds.tolist()
+    [0, 128, 256, 300]
+    """
+    cu, bounds = sparsity.batch.cu_seqlens.astype(np.int64), sparsity.q_bounds.astype(np.int64)
+    # `right`: the end of the last sequence belongs to none, and stays.
+    sequence = np.searchsorted(cu, bounds, side="right") - 1
+    start, end = cu[sequence], np.append(cu, cu[-1])[sequence + 1]
+    moved = np.minimum(start + (bounds - start + GRID // 2) // GRID * GRID, end)
+    return _count(sparsity, np.unique(np.append(cu, moved)), max(sparsity.block_q, GRID))
 
 
 def choose_block_size(

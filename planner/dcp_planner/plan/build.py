@@ -22,6 +22,7 @@ from dcp_planner.baselines import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig, tolerances_of
+from dcp_planner.model.cuts import cut_on_grid
 from dcp_planner.model.problem import (
     Placement,
     PlanWarning,
@@ -31,6 +32,7 @@ from dcp_planner.model.problem import (
     loads_on,
 )
 from dcp_planner.plan.assembly import Arranged, emit_plans, shape_of
+from dcp_planner.plan.reproducible import build_reproducible
 from dcp_planner.search.caps import find_shortfalls
 from dcp_planner.search.native import Native, ladder, tiles_placed
 from dcp_planner.search.partitioners import FrontPoint, Portfolio, layer_seconds, place, place_front
@@ -69,8 +71,13 @@ def build_plan(
             unknown, missing, fails or takes too long.
         ValueError: if queries and keys are cut at different places.
     """
+    if config.reproducible:
+        sparsity = cut_on_grid(sparsity)
     workload = build_workload(sparsity, shape_of(shape, config))
     check_size(workload, config)
+    if config.reproducible:
+        (plan,) = build_reproducible([workload], [1], cluster, config)
+        return replace(plan, provenance=provenance)
     (plan,) = emit_plans([_arrange(workload, cluster, config)], [1], cluster, config)
     return replace(plan, provenance=provenance)
 

@@ -12,11 +12,12 @@ from dcp_dsl import Slabs
 from dcp_dsl.arrays import Bools, Ints, order_by
 from dcp_dsl.forms import BlockKind, regions_of
 from dcp_planner.errors import InvariantError, PlanError
-from dcp_planner.model.config import MOST_HEAD_GROUPS
+from dcp_planner.model.config import GRID, MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
 from dcp_planner.model.problem import DIRECTIONS
 from dcp_planner.plan.program_validation import check_programs, route_of
 from dcp_planner.tables.head_groups import expand_head_groups
+from dcp_planner.tables.halves import backward_halves
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
 from dcp_planner.tables.visits import Visits
 
@@ -51,6 +52,8 @@ def _validate(plan: Plan) -> None:
     """Check a plan of one head group, given valid blocks."""
     _check_order(plan)
     _check_mask(plan)
+    if plan.is_reproducible:
+        check_reproducible(plan)
     visits = Visits.of(plan)
     _check_transfers(plan, visits)
     check_programs(plan, visits)
@@ -80,6 +83,8 @@ def _check_groups(plan: Plan) -> None:
     groups = plan.head_groups
     if not 1 <= groups <= MOST_HEAD_GROUPS:
         raise PlanError(f"a plan has 1 to {MOST_HEAD_GROUPS} head groups, got {groups}")
+    if plan.is_reproducible and groups > 1:
+        raise PlanError(f"a reproducible plan has one head group, got {groups}")
     for name, table in (("tile", plan.tiles), ("transfer", plan.transfers)):
         if (table.group is None) != (groups == 1):
             raise PlanError(
@@ -98,7 +103,7 @@ def check_ranges(plan: Plan) -> None:
     most = {
         "q_block": blocks, "kv_block": blocks, "block": blocks, "group": plan.head_groups,
         "owner": devices, "device": devices, "source": devices, "target": devices,
-        "division": many, "backward_division": many,
+        "division": many, "backward_division": many, "key_division": many,
     }  # fmt: skip
     for name, table in (("block", plan.blocks), ("tile", plan.tiles), ("transfer", plan.transfers)):
         for column, numbers in columns_of(table).items():
@@ -231,6 +236,37 @@ def _check_forms(plan: Plan) -> None:
                 _check_disjoint(part.region, f"form {number}, slab")
 
 
+def check_reproducible(plan: Plan) -> None:
+    """Require that bits depend on the sequences alone: on their own cuts, owners and order."""
+    blocks, tiles = plan.blocks, plan.tiles
+    assert tiles.key_division is not None, "the plan is reproducible"
+    offset = blocks.start - plan.cu_seqlens[blocks.sequence]
+    require(
+        offset % GRID == 0,
+        f"a reproducible plan cuts sequences at multiples of {GRID} tokens",
+        "block", "start", blocks.start, "offset", offset,
+    )  # fmt: skip
+    home = blocks.owner[tiles.q_block]
+    require(
+        tiles.device == home,
+        "in a reproducible plan the owner of the queries computes a tile",
+        "tile", "device", tiles.device, "owner", home,
+    )  # fmt: skip
+    for name, chain, place in (
+        ("division", tiles.q_block, -tiles.kv_block),
+        ("backward_division", tiles.q_block, -tiles.kv_block),
+        ("key_division", tiles.kv_block, tiles.q_block),
+    ):
+        order, division = np.lexsort((place, chain)), getattr(tiles, name)
+        falls = np.zeros(len(tiles), np.bool_)
+        falls[order[1:]] = (np.diff(chain[order]) == 0) & (np.diff(division[order]) < 0)
+        require(
+            ~falls,
+            f"in a reproducible plan {name} never falls along a sum",
+            "tile", "q_block", tiles.q_block, "kv_block", tiles.kv_block, name, division,
+        )  # fmt: skip
+
+
 def _check_transfers(plan: Plan, visits: Visits) -> None:
     table = plan.transfers
     _check_needed(plan, visits)
@@ -292,9 +328,15 @@ def _result_places(plan: Plan, used: Bools) -> Ints:
     """Return the places of the results of the used inputs."""
     table, kinds = plan.transfers, TransferKind
     row, column = table.kind == kinds.Q, (table.kind == kinds.KV) & table.is_backward
+    used = used & _are_summed(plan)
     rows = np.flatnonzero(used & (row | column))
     kind = np.where(row, np.where(table.is_backward, kinds.DQ, kinds.OUT), kinds.DKV)[rows]
     return _place(plan, table.block[rows], table.is_backward[rows], kind, table.target[rows])
+
+
+def _are_summed(plan: Plan) -> Bools:
+    """Find the inputs whose sums travel home: those of backward do not if owners compute them."""
+    return ~(plan.transfers.is_backward & plan.is_reproducible)
 
 
 def _is_used(plan: Plan, used: Bools, input_of: Ints) -> Bools:
@@ -307,7 +349,7 @@ def _is_used(plan: Plan, used: Bools, input_of: Ints) -> Bools:
     results = np.flatnonzero(input_of >= 0)
     count = np.bincount(input_of[results], minlength=len(table))
     # Forward sums results by query; backward has gradients of queries and of keys.
-    is_summed = used & ((table.kind == TransferKind.Q) | table.is_backward)
+    is_summed = used & ((table.kind == TransferKind.Q) | table.is_backward) & _are_summed(plan)
     lost = np.flatnonzero(is_summed & (count == 0))
     if lost.size:
         raise PlanError(
@@ -343,14 +385,24 @@ def _places(table: Transfers, plan: Plan) -> Ints:
 def _needed_places(plan: Plan) -> Ints:
     """Return the places of all transfers that the tiles need."""
     owner, tiles, kinds = plan.blocks.owner, plan.tiles, TransferKind
+    if plan.is_reproducible:
+        halves = backward_halves(tiles, owner)
+        ways = [
+            (tiles, tiles.q_block, ((0, kinds.Q), (0, kinds.OUT))),
+            (tiles, tiles.kv_block, ((0, kinds.KV),)),
+            (halves, halves.q_block, ((1, kinds.Q),)),
+            (halves, halves.kv_block, ((1, kinds.KV),)),
+        ]
+    else:
+        ways = [
+            (tiles, tiles.q_block, ((0, kinds.Q), (0, kinds.OUT), (1, kinds.Q), (1, kinds.DQ))),
+            (tiles, tiles.kv_block, ((0, kinds.KV), (1, kinds.KV), (1, kinds.DKV))),
+        ]
     places = []
-    for block, wanted in (
-        (tiles.q_block, ((0, kinds.Q), (0, kinds.OUT), (1, kinds.Q), (1, kinds.DQ))),
-        (tiles.kv_block, ((0, kinds.KV), (1, kinds.KV), (1, kinds.DKV))),
-    ):
+    for table, block, wanted in ways:
         # Many tiles of a device share a block: each (block, device) once, before seven copies.
-        remote = np.flatnonzero(owner[block] != tiles.device)
-        pairs = block[remote].astype(np.int64) * plan.num_devices + tiles.device[remote]
+        remote = np.flatnonzero(owner[block] != table.device)
+        pairs = block[remote].astype(np.int64) * plan.num_devices + table.device[remote]
         at, device = np.divmod(np.unique(pairs), plan.num_devices)
         places += [_place(plan, at, is_backward, kind, device) for is_backward, kind in wanted]
     return np.concatenate(places)

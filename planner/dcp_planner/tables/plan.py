@@ -85,6 +85,8 @@ class ComputeBlocks(Record):
         division: int32 ``[W]``, division in which it is computed, forward.
         backward_division: int32 ``[W]``, the same in backward.
         group: uint8 ``[W]``, head group that is computed; ``None`` in a plan of one group.
+        key_division: int32 ``[W]``, division in which the owner of the keys computes dk and dv;
+            ``None`` but in a reproducible plan, see `backward_halves`.
     """
 
     q_block: Annotated[Indices, "W"]
@@ -95,6 +97,7 @@ class ComputeBlocks(Record):
     division: Annotated[Indices, "W"]
     backward_division: Annotated[Indices, "W"]
     group: Annotated[Bytes | None, "W"] = None
+    key_division: Annotated[Indices | None, "W"] = None
 
     def _check(self) -> None:
         if len(self) and not np.isin(self.kind, list(BlockKind)).all():
@@ -287,6 +290,11 @@ class Plan(Record, Drawn):
             raise ValueError(
                 f"Plan.sequence_names: expected at most {MOST_NAME} characters, got {longest}"
             )
+
+    @property
+    def is_reproducible(self) -> bool:
+        """True if results have the same bits in every such plan."""
+        return self.tiles.key_division is not None
 
     @property
     def num_tokens(self) -> int:
