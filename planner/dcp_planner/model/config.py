@@ -33,7 +33,7 @@ MOST_DIVISIONS = 1024
 """Most divisions of one direction."""
 MOST_HEAD_GROUPS = 256
 """Most groups of heads of a plan."""
-GRID = 128
+GRID = 256
 """Tokens between two places, counted from its first token, where a reproducible plan cuts a
 sequence. Results depend on it, so that it is a constant."""
 MOST_SECONDS = 86_400.0

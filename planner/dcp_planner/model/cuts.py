@@ -192,9 +192,9 @@ def cut_on_grid(sparsity: BlockSparsity) -> BlockSparsity:
     """Move every cut of a batch to the nearest multiple of `GRID` tokens from its sequence's start.
 
     >>> from dcp_dsl import Slabs
-    >>> causal = Slabs(300, [0], [300], [0], [1], [0], [1])
-    >>> cut_on_grid(cut_blocks([causal], 100)).q_bounds.tolist()
-    [0, 128, 256, 300]
+    >>> causal = Slabs(700, [0], [700], [0], [1], [0], [1])
+    >>> cut_on_grid(cut_blocks([causal], 200)).q_bounds.tolist()
+    [0, 256, 512, 700]
     """
     cu, bounds = sparsity.batch.cu_seqlens.astype(np.int64), sparsity.q_bounds.astype(np.int64)
     # `right`: the end of the last sequence belongs to none, and stays.

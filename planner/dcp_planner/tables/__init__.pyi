@@ -1,3 +1,4 @@
+from .halves import GRID, backward_halves
 from .head_groups import expand_head_groups
 from .metrics import (
     DeviceMemory,
@@ -22,6 +23,7 @@ from .programs import REDUCTION, tabulate_programs
 from .visits import find_feeders, find_merges, inputs_of_results, inputs_of_tiles
 
 __all__ = [
+    "GRID",
     "REDUCTION",
     "Attention",
     "Blocks",
@@ -35,6 +37,7 @@ __all__ = [
     "Reduction",
     "Transfers",
     "accumulator_bytes",
+    "backward_halves",
     "expand_head_groups",
     "find_feeders",
     "find_merges",

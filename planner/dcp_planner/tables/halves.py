@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dcp_dsl.arrays import Indices, Ints
+from dcp_planner.model.config import GRID as GRID  # for the runtime, which cuts tiles on it, too
 from dcp_planner.model.cost_model import KernelWork
 from dcp_planner.model.problem import Direction, Placement, Workload
 from dcp_planner.tables.plan import ComputeBlocks

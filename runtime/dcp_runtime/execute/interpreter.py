@@ -54,14 +54,14 @@ class Interpreter:
             current.poison()
         try:
             self.transport.begin(self.part, direction, current.row_bytes)
-            for instruction, table, bundles in self.part.of(direction).steps:
+            for instruction, tables, bundles in self.part.of(direction).steps:
                 if not isinstance(instruction, Copy):  # it belongs to no division
                     division = instruction.division
                 if flight.launched and not isinstance(instruction, CommLaunch):
                     self.transport.start(flight.launched)
                     flight.launched = []
                 recorder.begin(Activity(instruction, division, direction))
-                self._execute(current, instruction, table, bundles, flight)
+                self._execute(current, instruction, tables, bundles, flight)
         # Another rank's failure is the cause, and all ranks know of it already.
         except PeerError:
             raise
@@ -75,7 +75,7 @@ class Interpreter:
         self,
         current: Pass,
         instruction: Instruction,
-        table: TileTable | None,
+        tables: tuple[TileTable, ...],
         bundles: tuple[Bundle, ...],
         flight: _Flight,
     ) -> None:
@@ -86,9 +86,9 @@ class Interpreter:
                 if parcels := flight.by_key.pop(instruction.key, None):
                     self._wait(current, instruction, parcels)
             case Attention():
-                assert table is not None, "every attention instruction has a table"
                 start = self._start()
-                current.attend(self.kernel, table)
+                for table in tables:
+                    current.attend(self.kernel, table)
                 self._note(current, "attention", start, instruction.division)
             case Reduction() if instruction.transfers:
                 start = self._start()

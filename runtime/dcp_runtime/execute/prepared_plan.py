@@ -25,7 +25,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.execute.interpreter import Interpreter
 from dcp_runtime.execute.layer_limits import LayerLimits, MaskLimits
 from dcp_runtime.execute.passes import BackwardPass, Finishes, ForwardPass, Keys, Pass
-from dcp_runtime.kernels.choice import KernelChoice, choose_kernel
+from dcp_runtime.kernels.choice import ITS_OWN_ORDER, KernelChoice, choose_kernel
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.transport.recorder import Recorder, make_clock
@@ -270,6 +270,11 @@ class Engine:
         return replace(self, choice=replace(self.choice, is_kept=wanted is None))
 
     def _load(self, part: DevicePlan) -> None:
+        if part.plan.is_reproducible and not self.kernel.keeps_bits:
+            raise RunError(
+                f"kernel {self.kernel.name!r} {ITS_OWN_ORDER}; leave the kernel open, or use one "
+                "of 'triton', 'cpu' and 'reference'"
+            )
         self.kernel.load(part.forward.tables, part.backward.tables, self.kind)
 
     def check(self, kind: TensorKind) -> None:

@@ -24,6 +24,7 @@ _SEGMENT_ROWS = {"triton": 128, "reference": 512}
 _MEMORY = "memory grows with tokens squared; ask for it by kernel='reference'"
 _ANY_ORDERED = ("flash4", "flash")
 _ANY_ORDER = "adds gradients in any order, and torch.use_deterministic_algorithms is on"
+ITS_OWN_ORDER = "adds in an order of its own, and the plan is reproducible"
 _UNCAPPED = {
     "flash4": "is called without a soft cap",
     "flash": "torch's operator caps no scores",
@@ -103,6 +104,8 @@ def choose_kernel(
     asked = None if wanted is None else known_kernel(wanted)
     place = torch.device(device)
     reasons = _reasons(dtype, place, asked, head_dim, softcap)
+    if part is not None and part.plan.is_reproducible:
+        reasons |= {name: reasons[name] or ITS_OWN_ORDER for name in _ANY_ORDERED}
     able = [name for name in KERNELS if reasons[name] is None]
     # On the CPU, Triton kernels are interpreted, for tests: any compiled kernel is faster.
     able.sort(key=lambda name: name == "triton" and place.type == "cpu")

@@ -37,12 +37,14 @@ class _Call:
     runs: tuple[slice, ...]
     bias: Tensor | None  # [1, 1, rows, keys], 0 or -inf
     fully_masked: Tensor | None  # rows that see none of these keys, bool [rows]
+    is_ordered: bool
 
 
 class CpuKernel(Kernel):
     """Tiled attention through ``aten::_scaled_dot_product_flash_attention_for_cpu``."""
 
     name = "cpu"
+    keeps_bits = True
 
     def forward(
         self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
@@ -50,9 +52,9 @@ class CpuKernel(Kernel):
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
         dtype = state.out.dtype
         for call in _calls(table, dtype):
-            k, v = _gather(kv, call.runs, dtype)
+            k, v = _gather(kv, call, dtype)
             out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                _heads_first(q[call.rows].to(dtype)), k, v, attn_mask=call.bias, scale=scale
+                _heads_first(_rows(q, call, dtype)), k, v, attn_mask=call.bias, scale=scale
             )
             lse = lse[0].T
             if call.fully_masked is not None:
@@ -65,14 +67,14 @@ class CpuKernel(Kernel):
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
         dtype = gradients.dq.dtype
         for call in _calls(table, dtype):
-            k, v = _gather(kv, call.runs, dtype)
-            dout, lse = rows.dout[call.rows].to(dtype), rows.lse[call.rows].to(dtype)
-            out = any_out_with(rows.delta[call.rows].to(dtype), dout)
+            k, v = _gather(kv, call, dtype)
+            dout, lse = _rows(rows.dout, call, dtype), _rows(rows.lse, call, dtype)
+            out = any_out_with(_rows(rows.delta, call, dtype), dout)
             # A row that sees no key anywhere: exp(score - inf) is 0, and so are its gradients.
             lse = lse.masked_fill(lse == -torch.inf, torch.inf)
             dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
                 _heads_first(dout),
-                _heads_first(rows.q[call.rows].to(dtype)),
+                _heads_first(_rows(rows.q, call, dtype)),
                 k,
                 v,
                 _heads_first(out),
@@ -82,8 +84,11 @@ class CpuKernel(Kernel):
                 attn_mask=call.bias,
                 scale=scale,
             )
-            gradients.dq[call.rows].add_(dq[0].transpose(0, 1))  # += would copy it back, too
-            _scatter_add(gradients.dkv, call.runs, dk[0].transpose(0, 1), dv[0].transpose(0, 1))
+            if table.adds_to != "dkv":
+                gradients.dq[call.rows].add_(dq[0].transpose(0, 1))  # += would copy it back, too
+            if table.adds_to != "dq":
+                keys = dk[0].transpose(0, 1), dv[0].transpose(0, 1)
+                _scatter_add(gradients.dkv, call.runs, *keys)
 
 
 def _heads_first(x: Tensor) -> Tensor:
@@ -91,10 +96,16 @@ def _heads_first(x: Tensor) -> Tensor:
     return x.transpose(0, 1).unsqueeze(0)
 
 
-def _gather(kv: Tensor, runs: tuple[slice, ...], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _rows(x: Tensor, call: _Call, dtype: torch.dtype) -> Tensor:
+    # The last bit of a product of matrices may depend on the addresses at which they begin.
+    return x[call.rows].to(dtype, copy=call.is_ordered)
+
+
+def _gather(kv: Tensor, call: _Call, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     # One run is a view: `cat` would copy every key once per segment.
+    runs = call.runs
     rows = kv[runs[0]] if len(runs) == 1 else torch.cat([kv[run] for run in runs])
-    rows = rows.to(dtype)
+    rows = rows.to(dtype, copy=call.is_ordered)
     return _heads_first(rows[:, 0]), _heads_first(rows[:, 1])
 
 
@@ -114,7 +125,7 @@ def _calls(table: TileTable, dtype: torch.dtype) -> Iterator[_Call]:
         pieces = np.arange(table.row_ptr[segment], table.row_ptr[segment + 1])
         is_full = table.kind[pieces] == PieceKind.FULL
         if is_full.any():
-            yield _Call(rows, _runs(table, pieces[is_full]), None, None)
+            yield _Call(rows, _runs(table, pieces[is_full]), None, None, table.is_ordered)
         if not is_full.all():
             yield _masked_call(table, rows, pieces[~is_full], dtype)
 
@@ -136,4 +147,5 @@ def _masked_call(table: TileTable, rows: slice, pieces: Ints, dtype: torch.dtype
         bias.view(1, 1, *bias.shape),
         # Most segments have no such row; None spares the copy of lse.
         fully_masked if bool(fully_masked.any()) else None,
+        table.is_ordered,
     )

@@ -185,6 +185,8 @@ class Kernel(ABC):
     """Query rows per segment that it computes fastest; it takes segments of any size."""
     finishes: frozenset[TransferKind] = frozenset()
     """Results of own rows that it begins and ends where a table opens and closes them."""
+    keeps_bits = False
+    """Whether the bits of a piece in an ordered table depend on that piece alone."""
 
     def load(
         self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
@@ -230,6 +232,7 @@ class ReferenceKernel(Kernel):
 
     name = "reference"
     segment_rows = 512
+    keeps_bits = True
 
     def __init__(self, softcap: float | None = None) -> None:
         self._softcap = softcap
@@ -263,7 +266,10 @@ class ReferenceKernel(Kernel):
             dscores = weights * (dweights - rows.delta[row].to(dtype).T.unsqueeze(-1)) * scale
             if self._softcap is not None:  # tanh' = 1 - tanh², and scores / cap is the tanh
                 dscores *= 1 - (scores / self._softcap).square()
-            gradients.dq[row].add_(torch.einsum("hqk,khd->qhd", dscores, k))
+            if table.adds_to != "dkv":
+                gradients.dq[row].add_(torch.einsum("hqk,khd->qhd", dscores, k))
+            if table.adds_to == "dq":
+                continue
             dk = torch.einsum("hqk,qhd->khd", dscores, q)
             dv = torch.einsum("hqk,qhd->khd", weights, dout)
             groups = (len(k), kv.shape[2], -1, kv.shape[3])  # query heads that share a kv head

@@ -183,14 +183,18 @@ def cut_pieces(
     chosen: Ints,
     segment_rows: int,
     forms: Sequence[PlacedForm] = (),
+    grid: int | None = None,
 ) -> TilePieces:
     """Cut the tiles `chosen` of a plan, ascending, into pieces of at most `segment_rows` queries.
 
-    `slabs` is the mask of the plan, `forms` the masks of its sequences that are not slabs. Cost:
+    `slabs` is the mask of the plan, `forms` the masks of its sequences that are not slabs. With a
+    `grid` a piece has the queries and keys of one cell of so many tokens. Cost:
     O(segments times tiles + intervals of the rows of partial tiles); partial tiles of forms cost
     all their pairs, visible or not.
     """
-    cells = _make_cells(blocks, tiles, chosen, segment_rows)
+    cells = _make_cells(blocks, tiles, chosen, min(segment_rows, grid or segment_rows))
+    if grid is not None:
+        cells = _cut_keys(cells, grid)
     is_full = tiles.kind[cells.tile] == BlockKind.FULL
     full, partial = cells.only(np.flatnonzero(is_full)), cells.only(np.flatnonzero(~is_full))
     # As `cut_slabs` wants them: cells that share rows side by side.
@@ -217,6 +221,14 @@ def _make_cells(blocks: Blocks, tiles: ComputeBlocks, chosen: Ints, segment_rows
         blocks.start[kv_block][tile],
         blocks.end[kv_block][tile],
     )
+
+
+def _cut_keys(cells: Cells, size: int) -> Cells:
+    """Cut cells so that none has more than `size` keys."""
+    cell, part = expand(0, -(-(cells.kv_end - cells.kv_start) // size))
+    cut = cells.only(cell)
+    start = cut.kv_start + part * size
+    return replace(cut, kv_start=start, kv_end=np.minimum(start + size, cut.kv_end))
 
 
 def _whole(cells: Cells) -> TilePieces:

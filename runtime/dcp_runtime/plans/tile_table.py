@@ -5,13 +5,17 @@ pieces of tiles to where their blocks lie.
 """
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
-from dcp_planner.tables import Blocks, ComputeBlocks
+from dcp_planner.tables import GRID, Blocks, ComputeBlocks
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, TilePieces
+
+
+AddsTo: TypeAlias = Literal["both", "dq", "dkv"]
+"""Gradients that a table is for: those of queries, of keys, or both."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -36,6 +40,9 @@ class TileTable(Record):
         opens, closes: bool ``[S]``, whether the sums of a segment begin with this table, and
             whether they end with it; ``None`` for neither. See `own_sums`.
         opens_keys, closes_keys: the same of the gradients of all keys that the table meets.
+        adds_to: the sums of backward that the table adds to.
+        is_ordered: whether each sum gets a single piece, whose bits must not depend on the other
+            pieces. A segment may then be listed for each of its pieces.
     """
 
     q_start: Annotated[Indices, "S"]
@@ -53,6 +60,8 @@ class TileTable(Record):
     closes: Annotated[Bools | None, "S"] = None
     opens_keys: bool = False
     closes_keys: bool = False
+    adds_to: AddsTo = "both"
+    is_ordered: bool = False
 
     @property
     def num_segments(self) -> int:
@@ -95,6 +104,10 @@ class TableBuilder:
         q_block, kv_block = tiles.q_block[pieces.tile], tiles.kv_block[pieces.tile]
         self._q_row = rows[0][pieces.tile] + pieces.q_start - blocks.start[q_block]
         self._kv_row = rows[1][pieces.tile] + pieces.kv_start - blocks.start[kv_block]
+        # Of keys, where a plan has a grid: its cell, as a number that rises with positions.
+        self._cell = blocks.start[kv_block] + (
+            (pieces.kv_start - blocks.start[kv_block]) // GRID * GRID
+        )
 
     def build(self, tiles: tuple[int, ...]) -> TileTable:
         """Build the table of the given tiles; O(pieces of the device)."""
@@ -122,4 +135,41 @@ class TableBuilder:
             row_hi=masks.row_hi,
             bits=masks.bits,
             pairs=int(self._pieces.pairs[chosen].sum()),
+        )
+
+    def build_ordered(self, tiles: tuple[int, ...], adds_to: AddsTo) -> list[TileTable]:
+        """Build tables in whose order every sum gets its pieces, one from each table.
+
+        A query gets its keys from the last to the first, a key its queries from the first to the
+        last, so that bits do not depend on how instructions divide the work.
+        """
+        pieces = self._pieces
+        chosen = np.flatnonzero(np.isin(pieces.tile, tiles))
+        q_start, cell = pieces.q_start[chosen], self._cell[chosen]
+        chain, place = (cell, q_start) if adds_to == "dkv" else (q_start, -cell)
+        order = np.lexsort((place, chain))
+        chosen, chain = chosen[order], chain[order]
+        first = np.flatnonzero(np.diff(chain, prepend=-1))
+        nth = np.arange(len(chain)) - np.repeat(first, np.diff(first, append=len(chain)))
+        return [
+            self._single(chosen[nth == n], adds_to) for n in range(int(nth.max(initial=-1)) + 1)
+        ]
+
+    def _single(self, chosen: Ints, adds_to: AddsTo) -> TileTable:
+        """Make a table of pieces that share no sum, each in a segment of its own."""
+        pieces, masks = self._pieces, self._pieces.masks
+        return TileTable(
+            q_start=self._q_row[chosen].astype(np.int32),
+            q_len=pieces.q_len[chosen].astype(np.int32),
+            row_ptr=np.arange(len(chosen) + 1, dtype=np.int32),
+            kv_start=self._kv_row[chosen].astype(np.int32),
+            kv_len=pieces.kv_len[chosen].astype(np.int32),
+            kind=pieces.kind[chosen],
+            mask_start=pieces.mask_start[chosen],
+            row_lo=masks.row_lo,
+            row_hi=masks.row_hi,
+            bits=masks.bits,
+            pairs=int(pieces.pairs[chosen].sum()),
+            adds_to=adds_to,
+            is_ordered=True,
         )
