@@ -64,7 +64,7 @@ class KeyRuns(NamedTuple):
 
     Attributes:
         order: int32 ``[C]``, chunks by falling work.
-        chunk_row: int32 ``[C]``, first row of each chunk, a multiple of the chunk size.
+        chunk_row: int32 ``[C]``, first row of each chunk.
         chunk_ptr, masked_ptr: int32 ``[C+1]`` and ``[C]``; chunk i has the runs
             ``chunk_ptr[i]:chunk_ptr[i+1]``, those from ``masked_ptr[i]`` on with a mask.
         q_start, q_len: int32 ``[R]``, queries of the run; without a mask possibly of several
@@ -194,11 +194,18 @@ def key_runs(table: TileTable, chunk: int, step: int) -> KeyRuns:
     """
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
     pieces = np.argsort(table.q_start[segment], kind="stable")
-    first = table.kv_start[pieces] // chunk
-    count = (table.kv_start[pieces] + table.kv_len[pieces] - 1) // chunk - first + 1
+    # Chunks count from row 0, but in an ordered table each piece has chunks of its own: its bits then
+    # do not depend on the rows where it lies.
+    origin = table.kv_start[pieces] if table.is_ordered else 0
+    first = (table.kv_start[pieces] - origin) // chunk
+    count = (table.kv_start[pieces] + table.kv_len[pieces] - 1 - origin) // chunk - first + 1
     entry, place = expand(0, count)
     number, piece = first[entry] + place, pieces[entry]
-    begin = number * chunk - table.kv_start[piece]
+    row_of = np.arange(number.max(initial=-1) + 1) * chunk
+    if table.is_ordered:
+        row_of = table.kv_start[piece] + number * chunk
+        number = np.arange(len(number))
+    begin = row_of[number] - table.kv_start[piece]
     _, _, low, high = seen_keys(table)
     is_masked = ~((low[:, piece] <= begin) & (begin + chunk <= high[:, piece])).any(axis=0)
     key = 2 * number + is_masked
@@ -226,12 +233,12 @@ def key_runs(table: TileTable, chunk: int, step: int) -> KeyRuns:
     kind = np.where(is_masked, table.kind[piece], PieceKind.FULL)
     return KeyRuns(
         order=_falling(np.bincount(np.searchsorted(numbers, number), q_len, len(numbers))),
-        chunk_row=(numbers * chunk).astype(np.int32),
+        chunk_row=row_of[numbers].astype(np.int32),
         chunk_ptr=np.searchsorted(number, np.append(numbers, _BEYOND)).astype(np.int32),
         masked_ptr=np.searchsorted(key, 2 * numbers + 1).astype(np.int32),
         q_start=q_start,
         q_len=q_len.astype(np.int32),
-        kv_start=np.where(is_masked, table.kv_start[piece], number * chunk).astype(np.int32),
+        kv_start=np.where(is_masked, table.kv_start[piece], row_of[number]).astype(np.int32),
         kv_len=np.where(is_masked, table.kv_len[piece], chunk).astype(np.int32),
         kind=kind.astype(np.int32),
         mask_start=table.mask_start[piece],

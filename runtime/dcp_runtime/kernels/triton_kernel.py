@@ -129,6 +129,7 @@ class TritonKernel(Kernel):
     name = "triton"
     segment_rows = 128
     finishes = frozenset({TransferKind.OUT, TransferKind.DQ, TransferKind.DKV})
+    keeps_bits = True
 
     def __init__(self, softcap: float | None = None) -> None:
         self._softcap = softcap
@@ -140,7 +141,12 @@ class TritonKernel(Kernel):
         """Cut tables into runs and move them with their masks to the device, in one transfer."""
         # dq and dkv cut the same table differently, so each has runs of its own.
         new = [("forward", table) for table in forward]
-        new += [(kernel, table) for table in backward for kernel in ("dq", "dkv")]
+        new += [
+            (kernel, table)
+            for table in backward
+            for kernel in ("dq", "dkv")
+            if table.adds_to in (kernel, "both")
+        ]
         # Tables of a device share their masks, which are moved once. Ids are unique here: `new`
         # keeps the tables alive.
         shared = {id(table.row_lo): table for _, table in new}
@@ -195,11 +201,14 @@ class TritonKernel(Kernel):
         inputs = (q, kv, dout, rows.lse, rows.delta)
         strides = (q.stride(0), dout.stride(0), kv.stride(0), kv.stride(1))
         factors = (scale, self._softcap or 1.0)
-        found, shape = self._table("dq", table, q, kv)
-        triton_source.dq_kernel[found.grid(q.shape[1] // shape.heads)](
-            *inputs, gradients.dq, *_target(gradients.dq_result, q), *found.runs, *found.masks,
-            *factors, *strides, PACK=shape.heads, **self._constants(q, kv, found, shape),
-        )  # fmt: skip
+        if table.adds_to != "dkv":
+            found, shape = self._table("dq", table, q, kv)
+            triton_source.dq_kernel[found.grid(q.shape[1] // shape.heads)](
+                *inputs, gradients.dq, *_target(gradients.dq_result, q), *found.runs, *found.masks,
+                *factors, *strides, PACK=shape.heads, **self._constants(q, kv, found, shape),
+            )  # fmt: skip
+        if table.adds_to == "dq":
+            return
         # Not written to unless the table closes its keys.
         results = gradients.dkv_result or (kv,)
         dk, dv = results if len(results) == 2 else results[0].unbind(1)
