@@ -114,6 +114,10 @@ def _option(*names: str, default: Any, text: str, kind: Any = _COUNT) -> Callabl
     show_default=True,
     help="Data type of partial results in messages; auto: float32 if that costs at most 3%.",
 )  # fmt: skip
+@click.option(
+    "--reproducible", is_flag=True,
+    help="Same bits of out and gradients on any number of devices, in any plan, beside any rows.",
+)  # fmt: skip
 @_option(
     "--seed", default=0, text="Seed of every random choice.", kind=click.IntRange(0, 2**31 - 1)
 )

@@ -72,6 +72,14 @@ def print_table(
     console.print(table, crop=False)
 
 
+def sums_text(plan: Plan) -> str:
+    """Return how partial results travel."""
+    if plan.is_reproducible:
+        return "nowhere: owners compute them whole, in a fixed order"
+    return _PARTIALS[plan.shape.partials]
+
+
+
 def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
     """Print the figures of one planned batch to standard output, its speed first."""
     console = console_of_tables()
@@ -149,7 +157,7 @@ def _print_caps(console: Console, exceeded: Collection[str]) -> None:
             console.print(text)
 
 
-PARTIALS = {"float32": "in float32", "input": "in the data type of the inputs"}
+_PARTIALS = {"float32": "in float32", "input": "in the data type of the inputs"}
 PLANNERS = {"portfolio": "dcp-dsl's default search"}
 NO_HEADS, LABELLED = ("", ""), (0, 1)  # a table of labels and texts
 SPEEDUPS = "times as fast as"
@@ -359,7 +367,7 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> list[Row]:
         ("tokens, most loaded", f"{metrics.token_imbalance:.3f} x the mean of all devices"),
         ("bytes sent", _sides(*(size_text(side.total_bytes) for side in both))),
         ("  between nodes", _sides(*(size_text(side.inter_node_bytes) for side in both))),
-        ("  sums of parts", PARTIALS[plan.shape.partials]),
+        ("  sums of parts", sums_text(plan)),
         ("predicted time", _sides(time_text(timings.forward_s), time_text(timings.backward_s))),
         ("memory, fullest device", _memory_text(plan)),
         ("waiting for messages", f"{time_text(fmean(waits))} mean, {time_text(max(waits))} max"),

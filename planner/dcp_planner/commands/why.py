@@ -96,13 +96,13 @@ def _show_why(
     from rich.text import Text
 
     from dcp_planner.causes.explanation import explain_difference, path_lines, three_sentences
-    from dcp_planner.commands.tables import PARTIALS, console_of_tables, place_text, time_text
+    from dcp_planner.commands.tables import console_of_tables, place_text, sums_text, time_text
 
     console = console_of_tables()
     console.print(Text(f"Predicted for {place_text(plan.cluster)}."))
     for sentence in three_sentences(found, time_text):
         console.print(Text(sentence))
-    console.print(Text(f"Sums of parts travel {PARTIALS[plan.shape.partials]}."))
+    console.print(Text(f"Sums of parts travel {sums_text(plan)}."))
     if compared is not None:
         names = ("this plan", "the other")
         console.print(Text(explain_difference(compared, names, time_text)))

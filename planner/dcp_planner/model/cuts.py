@@ -196,6 +196,8 @@ def cut_on_grid(sparsity: BlockSparsity) -> BlockSparsity:
     >>> cut_on_grid(cut_blocks([causal], 200)).q_bounds.tolist()
     [0, 256, 512, 700]
     """
+    if sparsity.keys is not None:
+        return sparsity  # `build_workload` refuses it
     cu, bounds = sparsity.batch.cu_seqlens.astype(np.int64), sparsity.q_bounds.astype(np.int64)
     # `right`: the end of the last sequence belongs to none, and stays.
     sequence = np.searchsorted(cu, bounds, side="right") - 1

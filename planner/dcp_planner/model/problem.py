@@ -21,6 +21,8 @@ from dcp_planner.model.config import PlanConfig
 
 Direction: TypeAlias = Literal["forward", "backward"]
 """The two passes of attention."""
+MOST_TILES = 1 << 22
+"""Most tiles of a plan: planning them takes minutes, not hours."""
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
@@ -103,6 +105,21 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
         slabs=sparsity.slabs,
         forms=tuple(replace(p, form=as_arrays(p.form)) for p in sparsity.others),
     )
+
+
+def check_size(workload: Workload, config: PlanConfig) -> None:
+    """Refuse a batch whose planning would take hours.
+
+    Raises:
+        PlanError: if the number of tiles is too large.
+    """
+    groups = 1 if config.head_groups == "auto" else config.head_groups
+    if workload.num_tiles * groups > MOST_TILES:
+        times = f" in each of {groups} head groups" if groups > 1 else ""
+        raise PlanError(
+            f"expected at most {MOST_TILES:,} tiles, got {workload.num_tiles:,} from "
+            f"{workload.num_blocks:,} blocks{times}; use larger blocks"
+        )
 
 
 def as_arrays(form: Form) -> Form:

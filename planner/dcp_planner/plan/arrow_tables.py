@@ -76,9 +76,7 @@ def kinds_of(
 
 def encode_table(name: str, columns: Columns) -> bytes:
     """Write one table as an Arrow IPC file with zstd-compressed buffers."""
-    kinds = kinds_of(
-        name, is_grouped="group" in columns, is_reproducible="key_division" in columns
-    )
+    kinds = kinds_of(name, is_grouped="group" in columns, is_reproducible="key_division" in columns)
     schema = pa.schema([pa.field(key, kind) for key, kind in kinds.items()])
     arrays = [
         _list_array(kind.value_type, *columns[key])

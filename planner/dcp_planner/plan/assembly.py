@@ -23,6 +23,7 @@ from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import FLOAT32_BYTES, Cluster, ModelShape
 from dcp_planner.model.config import MOST_COST, PlanConfig
 from dcp_planner.model.problem import Placement, Workload, loads_of
+from dcp_planner.plan.reproducible import build_over
 from dcp_planner.plan.validation import validate
 from dcp_planner.schedule.divisions import Schedule
 from dcp_planner.schedule.emission import assemble
@@ -163,6 +164,11 @@ def join_plans(
     device = np.concatenate([plan.tiles.device + first for plan, first in parts])
     placement = Placement(owner.astype(np.int32), device.astype(np.int32))
     workload = _join(plans, token)
+    if plans[0].is_reproducible:
+        joined = build_over(
+            workload, placement.device_of_data, cluster, config, plans[0].partitioner
+        )
+        return _named(joined, plans)
     try:
         schedule = make_schedule(workload, placement, cluster, config)
     except BufferLimitError:
@@ -171,17 +177,25 @@ def join_plans(
         # Each plan alone had room for float32; on a device of several groups the sum may not fit.
         workload = replace(workload, shape=replace(workload.shape, float32_partials=False))
         schedule = make_schedule(workload, placement, cluster, config)
-    names = tuple(name for plan in plans for name in plan.sequence_names)
-    joined = replace(
-        assemble(workload, cluster, placement, schedule, plans[0].partitioner),
-        warnings=tuple(dict.fromkeys(warning for plan in plans for warning in plan.warnings)),
-        sequence_names=names if all(plan.sequence_names for plan in plans) else (),
-    )
+    joined = assemble(workload, cluster, placement, schedule, plans[0].partitioner)
+    joined = _named(joined, plans)
     validate(joined)
     return joined
 
 
+def _named(joined: Plan, plans: Sequence[Plan]) -> Plan:
+    """Give a joined plan the warnings and the names of its parts."""
+    names = tuple(name for plan in plans for name in plan.sequence_names)
+    return replace(
+        joined,
+        warnings=tuple(dict.fromkeys(warning for plan in plans for warning in plan.warnings)),
+        sequence_names=names if all(plan.sequence_names for plan in plans) else (),
+    )
+
+
 def _check(plan: Plan, first: int, like: Plan, cluster: Cluster) -> None:
+    if plan.is_reproducible != like.is_reproducible:
+        raise PlanError("plans that are joined are all reproducible, or none is; got both kinds")
     if not plan.shape.is_same_model(like.shape) or plan.head_groups != 1:
         raise PlanError(
             f"plans that are joined share a shape and have one head group; expected {like.shape}, "

@@ -92,7 +92,9 @@ class _Places:
         self.launch = np.full((2, len(table)), -1, np.int64)
         self.wait = np.full((2, len(table)), _NEVER, np.int64)
         self.reduction = np.full(len(table), _NEVER, np.int64)
-        self.tiles = backward_halves(plan.tiles, plan.blocks.owner) if self.is_backward else plan.tiles
+        self.tiles = (
+            backward_halves(plan.tiles, plan.blocks.owner) if self.is_backward else plan.tiles
+        )
         self.tile_row = np.full(len(self.tiles), -1, np.int64)
         # First and last place that reads each input.
         self.first = np.full(len(table), _NEVER, np.int64)

@@ -10,21 +10,25 @@ the ownerships of the search are tried, and the fastest in simulation is kept.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
+from dcp_dsl import BlockSparsity
 from dcp_dsl.arrays import Indices
 from dcp_planner.baselines import STATIC_KINDS, StaticLayout
-from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.cost_model import KernelWork
+from dcp_planner.model.cuts import cut_on_grid
 from dcp_planner.model.problem import (
     Direction,
     Placement,
     Workload,
+    build_workload,
     caps_of,
+    check_size,
     loads_of,
-    pack_largest_first,
 )
 from dcp_planner.plan.validation import validate
 from dcp_planner.schedule.divisions import Arrivals, cut_divisions
@@ -37,12 +41,12 @@ from dcp_planner.simulation.simulator import DirectionModel
 from dcp_planner.tables.halves import HalvesWork, halved, in_order
 from dcp_planner.tables.plan import Plan
 
-PARTS = (1, 2, 4, 8)
-"""Numbers of parts that the tiles with remote inputs are cut into, where they are open."""
+PARTS = (2, 4, 8)
+"""Numbers of parts, beside 1, that the tiles with remote inputs are cut into."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Half:
+class _Played:
     """One direction, emitted and played.
 
     Attributes:
@@ -56,40 +60,81 @@ class _Half:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Choice:
+    """An ownership with the schedules of all masks.
+
+    Attributes:
+        rank: tokens of the fullest device over the cap, at least 1, and predicted seconds.
+        owner: int32 ``[D]``, of every block.
+        halves: forward and backward of each mask.
+    """
+
+    rank: tuple[float, float]
+    owner: Indices
+    halves: list[tuple[_Played, _Played]]
+
+
 def build_reproducible(
-    workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
+    masks: Sequence[BlockSparsity],
+    layers: Sequence[int],
+    shape: ModelShape,
+    cluster: Cluster,
+    config: PlanConfig,
 ) -> tuple[Plan, ...]:
     """Plan a batch under all masks of a stack over one ownership of tokens, and validate the plans.
 
     Args:
-        workloads: the batch under each mask, cut on the grid.
+        masks: block sparsity of the batch under each mask, all cut at the same places; cuts are
+            moved to the grid.
         layers: number of layers that use each mask.
+        shape: heads and element size.
         cluster: the machine.
-        config: its `partitioner` places the tokens; the default tries all.
+        config: its `partitioner` places the tokens; the default tries all of `_owners`.
+
+    Raises:
+        PlanError: if a mask has too many tiles, or the partitioner cannot place the tokens.
     """
-    caps = [caps_of(workload, cluster.num_devices, config).tokens for workload in workloads]
-    best: tuple[tuple[float, float], Indices, list[tuple[_Half, _Half]]] | None = None
+    workloads = [build_workload(cut_on_grid(one), shape) for one in masks]
+    for workload in workloads:
+        check_size(workload, config)
+    best = _choose(workloads, layers, cluster, config)
+    plans = zip(workloads, best.halves, strict=True)
+    return tuple(_plan_of(one, best.owner, halves, cluster, config) for one, halves in plans)
+
+
+def build_over(
+    workload: Workload, owner: Indices, cluster: Cluster, config: PlanConfig, partitioner: str
+) -> Plan:
+    """Plan a workload that is cut on the grid over a given ownership, and validate the plan."""
+    halves = _played(workload, owner, cluster, config)
+    return replace(_plan_of(workload, owner, halves, cluster, config), partitioner=partitioner)
+
+
+def _choose(
+    workloads: list[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
+) -> _Choice:
+    """Find the ownership that exceeds the cap of tokens least and, of equals, is fastest."""
+    cap = min(caps_of(workload, cluster.num_devices, config).tokens for workload in workloads)
+    best: _Choice | None = None
     seen = set[bytes]()
-    for owner in _owners(workloads[0], cluster, config):
+    for owner in chain.from_iterable(_owners(one, cluster, config) for one in workloads):
         if owner.tobytes() in seen:
             continue
         seen.add(owner.tobytes())
         tokens = loads_of(owner, workloads[0].block_tokens, cluster.num_devices)
-        excess = max(float(tokens.max(initial=0)) / max(1, min(caps)), 1.0)
-        played = [_played(workload, owner, cluster, config) for workload in workloads]
+        excess = max(float(tokens.max(initial=0)) / max(1, cap), 1.0)
+        if best is not None and excess > best.rank[0]:
+            continue
+        halves = [_played(workload, owner, cluster, config) for workload in workloads]
         seconds = sum(
-            count * sum(half.seconds for half in halves)
-            for count, halves in zip(layers, played, strict=True)
+            count * (forward.seconds + backward.seconds)
+            for count, (forward, backward) in zip(layers, halves, strict=True)
         )
-        if best is None or (excess, seconds) < best[0]:
-            best = (excess, seconds), owner, played
+        if best is None or (excess, seconds) < best.rank:
+            best = _Choice((excess, seconds), owner, halves)
     assert best is not None, "every partitioner places the tokens"
-    _, owner, played = best
-    plans = []
-    for workload, (forward, backward) in zip(workloads, played, strict=True):
-        plans.append(_plan_of(workload, owner, forward, backward, cluster, config))
-        validate(plans[-1])
-    return tuple(plans)
+    return best
 
 
 def _owners(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator[Indices]:
@@ -97,7 +142,6 @@ def _owners(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterato
     if config.partitioner != Portfolio().name:
         yield place(workload, cluster, replace(config, head_groups=1)).device_of_data
         return
-    yield _level(workload, cluster)
     for kind in STATIC_KINDS:
         yield StaticLayout(kind).place(workload, cluster, config).device_of_data
     if cluster.num_devices > 1 and workload.num_tiles:
@@ -105,17 +149,9 @@ def _owners(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterato
             yield found.device_of_data
 
 
-def _level(workload: Workload, cluster: Cluster) -> Indices:
-    """Deal blocks out by the work of their owner, largest first."""
-    rows = loads_of(workload.compute_q, workload.compute_pairs, workload.num_blocks)
-    keys = loads_of(workload.compute_kv, workload.compute_pairs, workload.num_blocks)
-    # Forward and dq have 2 + 3 products, dk and dv 4.
-    return pack_largest_first(5 * rows + 4 * keys + workload.block_tokens, cluster.num_devices)
-
-
 def _played(
     workload: Workload, owner: Indices, cluster: Cluster, config: PlanConfig
-) -> tuple[_Half, _Half]:
+) -> tuple[_Played, _Played]:
     """Schedule both directions in the fastest way that is known."""
     whole = workload, Placement(owner, owner[workload.compute_q])
     forward = _fastest("forward", *whole, cluster, config)
@@ -129,7 +165,7 @@ def _fastest(
     placement: Placement,
     cluster: Cluster,
     config: PlanConfig,
-) -> _Half:
+) -> _Played:
     needs = find_needs(workload, placement, cluster, config.routing)
     tiles = workload.compute_q, workload.compute_kv, workload.compute_pairs
     is_backward = direction == "backward"
@@ -138,7 +174,7 @@ def _fastest(
     )
     work = HalvesWork.of_halves(work) if is_backward else work
 
-    def half(parts: int, arrivals: Arrivals | None = None) -> _Half:
+    def half(parts: int, arrivals: Arrivals | None = None) -> _Played:
         cut = cut_divisions(workload, placement, direction, parts, arrivals)
         division = in_order(cut, workload, direction)
         emitted = emit(
@@ -150,7 +186,7 @@ def _fastest(
         )
         played = model.play(work, cluster)
         arrived.append(np.append(played.arrived[emitted.input_of_need], 0))
-        return _Half(division, emitted, played.end_ns / 1e9)
+        return _Played(division, emitted, played.end_ns / 1e9)
 
     arrived: list[np.ndarray] = []
     if config.divisions != "auto":
@@ -159,26 +195,25 @@ def _fastest(
     found = [coarse]
     if coarse.division.any():
         at_ns = np.asarray(arrived[0][needs.need_of_tile].max(axis=0))
-        found += [half(parts) for parts in PARTS[1:]]
-        found += [half(parts, Arrivals(at_ns)) for parts in PARTS[1:]]
+        found += [half(parts) for parts in PARTS]
+        found += [half(parts, Arrivals(at_ns)) for parts in PARTS]
     return min(found, key=lambda one: one.seconds)
 
 
 def _plan_of(
     workload: Workload,
     owner: Indices,
-    forward: _Half,
-    backward: _Half,
+    halves: tuple[_Played, _Played],
     cluster: Cluster,
     config: PlanConfig,
 ) -> Plan:
-    tiles = workload.num_tiles
+    (forward, backward), tiles = halves, workload.num_tiles
     placement = Placement(owner, owner[workload.compute_q])
-    placement = replace(
-        placement, warnings=find_shortfalls(placement, workload, cluster, config)
-    )
+    missed = find_shortfalls(placement, workload, cluster, config)
     divisions = forward.division, backward.division[:tiles], backward.division[tiles:]
-    return joined_plan(
-        workload, cluster, placement, divisions, (forward.emitted, backward.emitted),
-        config.partitioner,
+    plan = joined_plan(
+        workload, cluster, replace(placement, warnings=missed), divisions,
+        (forward.emitted, backward.emitted), config.partitioner,
     )  # fmt: skip
+    validate(plan)
+    return plan

@@ -16,8 +16,8 @@ from dcp_planner.model.config import GRID, MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
 from dcp_planner.model.problem import DIRECTIONS
 from dcp_planner.plan.program_validation import check_programs, route_of
-from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.halves import backward_halves
+from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
 from dcp_planner.tables.visits import Visits
 

@@ -64,7 +64,7 @@ class _TransferRows(NamedTuple):
     freed: Ints
 
 
-def emit(
+def emit(  # noqa: PLR0913 - what a direction consists of
     direction: Direction,
     workload: Workload,
     placement: Placement,

@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from dcp_runtime.errors import RunError
+from dcp_runtime.kernels.kernel import accumulator_dtype
 from dcp_runtime.transport.group_store import Group, process_group
 
 BUCKET = 1 << 24
@@ -23,7 +24,9 @@ _summing = weakref.WeakSet[torch.nn.Module]()
 """FSDP modules that sum already."""
 
 
-def sum_gradients(model: torch.nn.Module, group: Group | None = None) -> None:
+def sum_gradients(
+    model: torch.nn.Module, group: Group | None = None, *, reproducible: bool = False
+) -> None:
     """Make the gradients of a model sums over all ranks; collective.
 
     Call it after the last backward of a step, before gradients are clipped::
@@ -42,11 +45,16 @@ def sum_gradients(model: torch.nn.Module, group: Group | None = None) -> None:
         group: ranks over which nothing has added up: those that share the model's own parameters,
             ``None`` for all. Where it is given, also the gradients that DDP or FSDP reduced over
             other ranks are added up over it.
+        reproducible: add the ranks up one after the other, wide, instead of in an order that the
+            network chooses. Equal gradients of the ranks then give equal sums in every run, on any
+            number of nodes. Not for DDP and FSDP, which add in their own order.
 
-    Cost: one pass of the parameters that nobody holds over the network.
+    Cost: one pass of the parameters that nobody holds over the network; as many passes as there are
+    ranks if `reproducible`.
 
     Raises:
-        RunError: if no rank has a gradient and no module is sharded; if it is called twice after a
+        RunError: if DDP or FSDP has added up what is to be reproducible; if no rank has a gradient
+            and no module is sharded; if it is called twice after a
             backward; if FSDP has taken a mean already, or can take nothing else; or if DDP covers
             a part of the ranks and `group` does not say which ranks are left.
     """
@@ -63,6 +71,11 @@ def sum_gradients(model: torch.nn.Module, group: Group | None = None) -> None:
         )
     trained = [p for p in model.parameters() if p.requires_grad]
     averaged = _averaged(model, is_partial_known=group is not None)
+    if reproducible and (sharded or averaged):
+        raise RunError(
+            f"{'FSDP' if sharded else 'DistributedDataParallel'} adds gradients up in its own "
+            "order: give sum_gradients(reproducible=True) the model without it"
+        )
     alone = [
         p for p in trained
         if group is not None or not (isinstance(p, DTensor) or id(p) in averaged)
@@ -70,7 +83,7 @@ def sum_gradients(model: torch.nn.Module, group: Group | None = None) -> None:
     is_second = any(_is_summed(p) for p in trained)
     used = _count_users(alone, is_second=is_second, group=process_group(group))
     _undo_means(trained, averaged)
-    _add_up(alone, used, process_group(group))
+    _add_up(alone, used, process_group(group), is_ordered=reproducible)
     if not (any(used) or averaged or sharded):
         raise RunError(
             "no rank has a gradient to sum: call sum_gradients(model) after loss.backward(), and "
@@ -163,9 +176,13 @@ def _undo_means(parameters: Iterable[torch.nn.Parameter], averaged: Mapping[int,
 
 @torch.no_grad()
 def _add_up(
-    parameters: list[torch.nn.Parameter], used: list[int], group: dist.ProcessGroup | None
+    parameters: list[torch.nn.Parameter],
+    used: list[int],
+    group: dist.ProcessGroup | None,
+    *,
+    is_ordered: bool,
 ) -> None:
-    """Add gradients up over a group; `used` says how many ranks have one."""
+    """Add gradients up over a group, if asked in the order of ranks; `used`: how many have one."""
     # A parameter that no rank used keeps no gradient: optimizers leave it as it is.
     for p, count in zip(parameters, used, strict=True):
         if count and p.grad is None:
@@ -175,10 +192,24 @@ def _add_up(
     gradients = [found for p in parameters if (found := _own_gradient(p)) is not None]
     for bucket in _buckets(gradients):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
-        dist.all_reduce(flat, group=group)
+        if is_ordered:
+            flat = _sum_in_order(flat, group)
+        else:
+            dist.all_reduce(flat, group=group)
         totals = torch.split(flat, [gradient.numel() for gradient in bucket])
         for gradient, total in zip(bucket, totals, strict=True):
             gradient.copy_(total.view_as(gradient))
+
+
+def _sum_in_order(flat: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Add a tensor up over the ranks of a group, from the first to the last, and wide."""
+    total = torch.zeros_like(flat, dtype=accumulator_dtype(flat.dtype))
+    for rank in range(dist.get_world_size(group)):
+        # One rank at a time: the memory is that of one copy.
+        part = flat if dist.get_rank(group) == rank else torch.empty_like(flat)
+        dist.broadcast(part, rank if group is None else dist.get_global_rank(group, rank), group)
+        total += part
+    return total
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:

@@ -194,8 +194,8 @@ def key_runs(table: TileTable, chunk: int, step: int) -> KeyRuns:
     """
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
     pieces = np.argsort(table.q_start[segment], kind="stable")
-    # Chunks count from row 0, but in an ordered table each piece has chunks of its own: its bits then
-    # do not depend on the rows where it lies.
+    # Chunks count from row 0, but in an ordered table each piece has chunks of its own: its bits
+    # then do not depend on the rows where it lies.
     origin = table.kv_start[pieces] if table.is_ordered else 0
     first = (table.kv_start[pieces] - origin) // chunk
     count = (table.kv_start[pieces] + table.kv_len[pieces] - 1 - origin) // chunk - first + 1

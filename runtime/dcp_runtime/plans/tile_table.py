@@ -13,7 +13,6 @@ from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner.tables import GRID, Blocks, ComputeBlocks
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, TilePieces
 
-
 AddsTo: TypeAlias = Literal["both", "dq", "dkv"]
 """Gradients that a table is for: those of queries, of keys, or both."""
 
