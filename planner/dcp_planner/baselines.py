@@ -28,6 +28,7 @@ from dcp_planner.model.problem import (
     Partitioner,
     Placement,
     Workload,
+    at_home,
     loads_of,
     pack_largest_first,
 )
@@ -51,7 +52,7 @@ class StaticLayout(Partitioner):
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Build the layout; O((D + W) log D)."""
-        return _LAYOUTS[self.kind](workload, cluster)
+        return at_home(_LAYOUTS[self.kind](workload, cluster), workload)
 
 
 def _contiguous(workload: Workload, cluster: Cluster) -> Placement:

@@ -262,7 +262,7 @@ def _last_need(plan: Plan, trace: Trace) -> Ints:
     transfers, tiles = plan.transfers, plan.tiles
     until = np.zeros(len(transfers), np.int64)
     computed = _ends_of_attention(plan, trace)
-    for inputs in inputs_of_tiles(tiles, transfers, plan.blocks.owner):
+    for inputs in inputs_of_tiles(tiles, transfers):
         chosen = inputs >= 0
         np.maximum.at(until, inputs[chosen], computed[chosen])
     sends = np.flatnonzero((trace.lane == SEND) & (trace.transfer >= 0))

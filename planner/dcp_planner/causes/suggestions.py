@@ -76,7 +76,7 @@ class _Start:
         config = PlanConfig(
             partitioner=name if known else "portfolio", budget="fast",
             routing=PlanInputs.of(plan).config.routing, head_groups=plan.head_groups,
-            memory_limit_bytes=memory_limit_bytes,
+            memory_limit_bytes=memory_limit_bytes, reproducible=plan.is_reproducible,
         )  # fmt: skip
         return cls(plan, workload, config)
 
@@ -98,8 +98,6 @@ def front_plans(plan: Plan) -> tuple[Plan, ...]:
     """
     if plan.head_groups != 1:
         raise PlanError(f"a front has one head group, got a plan of {plan.head_groups}")
-    if plan.is_reproducible:
-        raise PlanError("a front has no reproducible plans; plan the batch without reproducible")
     config, cluster = PlanConfig(), plan.cluster
     shape = replace(plan.shape, float32_partials=False)  # `emit_plans` decides anew
     workload = replace(workload_of(plan), shape=shape)
@@ -151,11 +149,10 @@ def suggest(plan: Plan, diagnosis: Diagnosis) -> tuple[Suggestion, ...]:
 
     Searches get the smallest budget. Changes to a plan that gives buffers back early keep to its
     size of buffers, except the change that lifts that limit. Takes as long as planning the batch
-    some three to eight times. Changes that cannot be planned are left out. A plan that takes no
-    time has none, nor has a reproducible one: they would give other bits.
+    some three to eight times. Changes that cannot be planned are left out, and a plan that takes no
+    time has none.
     """
-    # No time: a batch without tokens, or whose tokens see nothing.
-    if not diagnosis.seconds or plan.is_reproducible:
+    if not diagnosis.seconds:  # a batch without tokens, or whose tokens see nothing
         return ()
     least = WORTH_TRYING * diagnosis.seconds
     causes = {cause.name for cause in diagnosis.causes[:_MOST_CAUSES] if cause.saves_s >= least}

@@ -79,7 +79,6 @@ def sums_text(plan: Plan) -> str:
     return _PARTIALS[plan.shape.partials]
 
 
-
 def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
     """Print the figures of one planned batch to standard output, its speed first."""
     console = console_of_tables()

@@ -28,6 +28,9 @@ class ModelShape:
         dtype_bytes: bytes per element of q, k and v.
         float32_partials: partial outputs and partial gradients travel in float32, not in the type
             of the inputs; set to False where that type is not smaller than float32.
+        exact_sums: partial dk and dv travel as digits of whole numbers, `sum_digits` for each
+            element and an exponent for each row of a head. They add up to the same bits in any
+            order, so plans are reproducible; other partial results do not travel.
 
     Raises:
         ClusterError: if a number is below 1, or they do not go together.
@@ -42,6 +45,7 @@ class ModelShape:
     head_dim: int = 128
     dtype_bytes: int = 2
     float32_partials: bool = False
+    exact_sums: bool = False
 
     def __post_init__(self) -> None:
         for name in ("q_heads", "kv_heads", "head_dim", "dtype_bytes"):
@@ -61,11 +65,13 @@ class ModelShape:
                 f"most {MOST_BYTES_PER_TOKEN}, got {self.q_bytes}",
                 "head_dim",
             )
-        settle(self, float32_partials=self.float32_partials and self.dtype_bytes < FLOAT32_BYTES)
+        can_widen = self.dtype_bytes < FLOAT32_BYTES and not self.exact_sums
+        settle(self, float32_partials=self.float32_partials and can_widen)
 
     def is_same_model(self, other: "ModelShape") -> bool:
         """Compare all but the type in which partial results travel."""
-        return replace(self, float32_partials=other.float32_partials) == other
+        types = other.float32_partials, other.exact_sums
+        return replace(self, float32_partials=types[0], exact_sums=types[1]) == other
 
     @property
     def partials(self) -> Literal["float32", "input"]:
@@ -76,6 +82,15 @@ class ModelShape:
     def partial_bytes(self) -> int:
         """Bytes per element of a partial output or a partial gradient on its way."""
         return FLOAT32_BYTES if self.float32_partials else self.dtype_bytes
+
+    @property
+    def sum_digits(self) -> int:
+        """Digits, an int32 each, of an element of an exact sum.
+
+        >>> [ModelShape(dtype_bytes=size).sum_digits for size in (2, 4, 8)]
+        [2, 3, 4]
+        """
+        return 2 + (self.dtype_bytes > 2) + (self.dtype_bytes > FLOAT32_BYTES)
 
     @property
     def q_bytes(self) -> int:
@@ -95,6 +110,8 @@ class ModelShape:
     @property
     def dkv_bytes(self) -> int:
         """Bytes of partial dk and dv, as they travel, per token."""
+        if self.exact_sums:
+            return 8 * self.kv_heads * (self.head_dim * self.sum_digits + 1)
         return 2 * self.kv_heads * self.head_dim * self.partial_bytes
 
     @property

@@ -76,8 +76,8 @@ class PlanConfig:
             predicted time.
         reproducible: out, lse, dq, dk and dv of a sequence have the same bits on any number of
             devices, in any plan and beside any other sequences. Blocks are cut at multiples of
-            `GRID` tokens of their sequence, every result is computed by its owner, and nothing is
-            merged on the way: queries travel to the owners of keys instead of partial gradients.
+            `GRID` tokens of their sequence, the owner of a query computes its whole row, and
+            partial gradients of keys travel as whole numbers (`ModelShape.exact_sums`).
         time_limit_s: wall-clock seconds an external partitioner may take in all, at most a day.
 
     Raises:
@@ -131,23 +131,11 @@ class PlanConfig:
             if not holds:
                 value = getattr(self, name)
                 raise PlanError(f"PlanConfig.{name}: expected {expected}, got {value!r}")
-        if self.reproducible:
-            self._check_reproducible()
-
-    def _check_reproducible(self) -> None:
-        """Refuse what a reproducible plan cannot do."""
-        for name, holds, way_out in (
-            ("head_groups", self.head_groups in (1, "auto"),
-             "one group: the sums of a group of heads would meet others"),
-            ("memory_limit_bytes", self.memory_limit_bytes is None,
-             "no limit: streamed blocks would meet in another order; use more devices"),
-            ("objective", self.objective == "time", "'time', the only objective of such plans"),
-        ):  # fmt: skip
-            if not holds:
-                raise PlanError(
-                    f"PlanConfig.{name}: a reproducible plan has {way_out}; got "
-                    f"{getattr(self, name)!r}"
-                )
+        if self.reproducible and self.head_groups not in (1, "auto"):
+            raise PlanError(
+                "PlanConfig.head_groups: a reproducible plan has one group, for the owner of a "
+                f"query computes all of its heads; got {self.head_groups!r}"
+            )
 
 
 def tolerances_of(config: PlanConfig) -> list[PlanConfig]:

@@ -21,8 +21,6 @@ from dcp_planner.model.config import PlanConfig
 
 Direction: TypeAlias = Literal["forward", "backward"]
 """The two passes of attention."""
-MOST_TILES = 1 << 22
-"""Most tiles of a plan: planning them takes minutes, not hours."""
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
@@ -105,21 +103,6 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
         slabs=sparsity.slabs,
         forms=tuple(replace(p, form=as_arrays(p.form)) for p in sparsity.others),
     )
-
-
-def check_size(workload: Workload, config: PlanConfig) -> None:
-    """Refuse a batch whose planning would take hours.
-
-    Raises:
-        PlanError: if the number of tiles is too large.
-    """
-    groups = 1 if config.head_groups == "auto" else config.head_groups
-    if workload.num_tiles * groups > MOST_TILES:
-        times = f" in each of {groups} head groups" if groups > 1 else ""
-        raise PlanError(
-            f"expected at most {MOST_TILES:,} tiles, got {workload.num_tiles:,} from "
-            f"{workload.num_blocks:,} blocks{times}; use larger blocks"
-        )
 
 
 def as_arrays(form: Form) -> Form:
@@ -228,6 +211,13 @@ class Placement(Record):
     device_of_compute: Annotated[Indices, "GW"]
     warnings: tuple[PlanWarning, ...] = ()
     head_groups: int = 1
+
+
+def at_home(found: Placement, workload: Workload) -> Placement:
+    """Let the owner of its queries compute each tile, if the plan is to be reproducible."""
+    if not workload.shape.exact_sums:
+        return found
+    return replace(found, device_of_compute=found.device_of_data[workload.compute_q])
 
 
 class Partitioner(ABC):

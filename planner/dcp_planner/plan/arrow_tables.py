@@ -57,26 +57,20 @@ TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
 """Every table of a plan file: its columns in order, with their types."""
 OPTIONAL_TABLES = frozenset({"forms"})
 """Tables that a plan file has only where its plan needs them."""
-_EXTRA: Mapping[tuple[str, str], pa.DataType] = {
-    ("tiles", "group"): _U8, ("transfers", "group"): _U8, ("tiles", "key_division"): _I32,
-}  # fmt: skip
-"""Columns that a table has only where its plan needs them."""
+_GROUPED = ("tiles", "transfers")  # have an extra column `group` if there are several head groups
 
 _MAGIC = b"ARROW1\0\0"  # behind it an IPC file is an IPC stream, then a footer that is not read
 
 
-def kinds_of(
-    name: str, *, is_grouped: bool, is_reproducible: bool = False
-) -> Mapping[str, pa.DataType]:
+def kinds_of(name: str, *, is_grouped: bool) -> Mapping[str, pa.DataType]:
     """Return the columns of a table with their types."""
-    wanted = {"group": is_grouped, "key_division": is_reproducible}
-    more = {key: kind for (table, key), kind in _EXTRA.items() if table == name and wanted[key]}
+    more = {"group": _U8} if is_grouped and name in _GROUPED else {}
     return {**TABLES[name], **more}
 
 
 def encode_table(name: str, columns: Columns) -> bytes:
     """Write one table as an Arrow IPC file with zstd-compressed buffers."""
-    kinds = kinds_of(name, is_grouped="group" in columns, is_reproducible="key_division" in columns)
+    kinds = kinds_of(name, is_grouped="group" in columns)
     schema = pa.schema([pa.field(key, kind) for key, kind in kinds.items()])
     arrays = [
         _list_array(kind.value_type, *columns[key])
@@ -98,13 +92,7 @@ def _list_array(kind: Any, pointers: Column, values: Column) -> Any:
 
 
 def decode_table(
-    name: str,
-    data: bytes,
-    rows: int,
-    limit_bytes: int,
-    *,
-    is_grouped: bool = False,
-    is_reproducible: bool = False,
+    name: str, data: bytes, rows: int, limit_bytes: int, *, is_grouped: bool = False
 ) -> Columns:
     """Read one table.
 
@@ -114,7 +102,6 @@ def decode_table(
         rows: number of rows that it must have.
         limit_bytes: most bytes its buffers may unpack to; checked before anything is unpacked.
         is_grouped: whether the plan has several head groups.
-        is_reproducible: whether it is reproducible.
 
     Returns:
         Column by name: numpy arrays; lists of str for texts; ``(item_ptr, items)`` for lists.
@@ -124,7 +111,7 @@ def decode_table(
     """
     if not data.startswith(_MAGIC):
         raise PlanFileError(f"table {name}: expected an Arrow IPC file, got {data[:8]!r}")
-    kinds = kinds_of(name, is_grouped=is_grouped, is_reproducible=is_reproducible)
+    kinds = kinds_of(name, is_grouped=is_grouped)
     try:
         stream = pa.py_buffer(data)[len(_MAGIC) :]
         batches = list(_read_batches(name, kinds, stream, rows, limit_bytes))
@@ -268,12 +255,7 @@ LIMIT_S = 60.0
 
 
 def decode_foreign(
-    parts: Mapping[str, bytes],
-    rows: Mapping[str, int],
-    limit_bytes: int,
-    *,
-    is_grouped: bool,
-    is_reproducible: bool = False,
+    parts: Mapping[str, bytes], rows: Mapping[str, int], limit_bytes: int, *, is_grouped: bool
 ) -> dict[str, Columns]:
     """Decode tables in a worker process, each as `decode_table` does.
 
@@ -285,7 +267,6 @@ def decode_foreign(
         rows: number of rows that each of them must have.
         limit_bytes: most bytes the buffers of a table may unpack to.
         is_grouped: whether the plan has several head groups.
-        is_reproducible: whether it is reproducible.
 
     Raises:
         PlanFileError: if one is another table or damaged, or ends the worker.
@@ -295,7 +276,6 @@ def decode_foreign(
         "rows": {name: rows[name] for name in parts},
         "limit_bytes": limit_bytes,
         "is_grouped": is_grouped,
-        "is_reproducible": is_reproducible,
     }
     try:
         answer, blob = _worker(os.getpid()).call(request, LIMIT_S, blob=b"".join(parts.values()))
@@ -304,9 +284,7 @@ def decode_foreign(
             return {
                 table: {
                     name: _received(arrays, texts, f"{table}.{name}", kind, rows[table])
-                    for name, kind in kinds_of(
-                        table, is_grouped=is_grouped, is_reproducible=is_reproducible
-                    ).items()
+                    for name, kind in kinds_of(table, is_grouped=is_grouped).items()
                 }
                 for table in parts
             }
@@ -366,7 +344,7 @@ def _answer(request: Mapping[str, Any], blob: bytes, _tell: object) -> Answer:
     for table, size in request["sizes"].items():
         columns = decode_table(
             table, blob[at : at + size], request["rows"][table], request["limit_bytes"],
-            is_grouped=request["is_grouped"], is_reproducible=request["is_reproducible"],
+            is_grouped=request["is_grouped"],
         )  # fmt: skip
         at += size
         for name, column in columns.items():

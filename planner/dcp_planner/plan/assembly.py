@@ -23,7 +23,6 @@ from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import FLOAT32_BYTES, Cluster, ModelShape
 from dcp_planner.model.config import MOST_COST, PlanConfig
 from dcp_planner.model.problem import Placement, Workload, loads_of
-from dcp_planner.plan.reproducible import build_over
 from dcp_planner.plan.validation import validate
 from dcp_planner.schedule.divisions import Schedule
 from dcp_planner.schedule.emission import assemble
@@ -87,6 +86,8 @@ def shape_of(shape: ModelShape, config: PlanConfig) -> ModelShape:
     >>> shape_of(ModelShape(), PlanConfig(partials="float32")).float32_partials
     True
     """
+    if config.reproducible:
+        return replace(shape, exact_sums=True)
     if config.partials == "auto":
         return shape
     return replace(shape, float32_partials=config.partials == "float32")
@@ -106,7 +107,8 @@ def emit_plans(
     """
     plans = tuple(one.emit(cluster) for one in arranged)
     # All masks of a stack share the shape, so the first plan stands for all.
-    if config.partials == "auto" and plans[0].shape.partial_bytes < FLOAT32_BYTES:
+    is_open = config.partials == "auto" and not plans[0].shape.exact_sums
+    if is_open and plans[0].shape.partial_bytes < FLOAT32_BYTES:
         wide = tuple(one.emit(cluster, in_float32=True) for one in arranged)
         least = _seconds(plans, layers, config)
         limit = config.memory_limit_bytes
@@ -164,11 +166,6 @@ def join_plans(
     device = np.concatenate([plan.tiles.device + first for plan, first in parts])
     placement = Placement(owner.astype(np.int32), device.astype(np.int32))
     workload = _join(plans, token)
-    if plans[0].is_reproducible:
-        joined = build_over(
-            workload, placement.device_of_data, cluster, config, plans[0].partitioner
-        )
-        return _named(joined, plans)
     try:
         schedule = make_schedule(workload, placement, cluster, config)
     except BufferLimitError:
@@ -177,20 +174,14 @@ def join_plans(
         # Each plan alone had room for float32; on a device of several groups the sum may not fit.
         workload = replace(workload, shape=replace(workload.shape, float32_partials=False))
         schedule = make_schedule(workload, placement, cluster, config)
-    joined = assemble(workload, cluster, placement, schedule, plans[0].partitioner)
-    joined = _named(joined, plans)
-    validate(joined)
-    return joined
-
-
-def _named(joined: Plan, plans: Sequence[Plan]) -> Plan:
-    """Give a joined plan the warnings and the names of its parts."""
     names = tuple(name for plan in plans for name in plan.sequence_names)
-    return replace(
-        joined,
+    joined = replace(
+        assemble(workload, cluster, placement, schedule, plans[0].partitioner),
         warnings=tuple(dict.fromkeys(warning for plan in plans for warning in plan.warnings)),
         sequence_names=names if all(plan.sequence_names for plan in plans) else (),
     )
+    validate(joined)
+    return joined
 
 
 def _check(plan: Plan, first: int, like: Plan, cluster: Cluster) -> None:

@@ -22,17 +22,17 @@ from dcp_planner.baselines import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig, tolerances_of
+from dcp_planner.model.cuts import cut_on_grid
 from dcp_planner.model.problem import (
     Placement,
     PlanWarning,
     Workload,
+    at_home,
     build_workload,
     caps_of,
-    check_size,
     loads_on,
 )
 from dcp_planner.plan.assembly import Arranged, emit_plans, shape_of
-from dcp_planner.plan.reproducible import build_reproducible
 from dcp_planner.search.caps import find_shortfalls
 from dcp_planner.search.native import Native, ladder, tiles_placed
 from dcp_planner.search.partitioners import FrontPoint, Portfolio, layer_seconds, place, place_front
@@ -41,7 +41,8 @@ from dcp_planner.simulation.simulator import predict
 from dcp_planner.tables.metrics import own_bytes_per_token
 from dcp_planner.tables.plan import Plan, Provenance
 
-_ONE_PLAN = "leave out reproducible, or build one plan"
+MOST_TILES = 1 << 22
+"""Most tiles of a plan: planning them takes minutes, not hours."""
 
 
 @schedules_kept()
@@ -70,10 +71,7 @@ def build_plan(
             unknown, missing, fails or takes too long.
         ValueError: if queries and keys are cut at different places.
     """
-    if config.reproducible:
-        (plan,) = build_reproducible([sparsity], [1], shape, cluster, config)
-        return replace(plan, provenance=provenance)
-    workload = build_workload(sparsity, shape_of(shape, config))
+    workload = _workload_of(sparsity, shape, config)
     check_size(workload, config)
     (plan,) = emit_plans([_arrange(workload, cluster, config)], [1], cluster, config)
     return replace(plan, provenance=provenance)
@@ -99,11 +97,14 @@ def build_front(
         raise PlanError(
             f"a front has one head group, got {config.head_groups}; leave head_groups out"
         )
-    if config.reproducible:
-        raise PlanError(f"a front has no reproducible plans; {_ONE_PLAN}")
-    workload = build_workload(sparsity, shape_of(shape, config))
+    workload = _workload_of(sparsity, shape, config)
     check_size(workload, config)
     return place_front(workload, cluster, config)
+
+
+def _workload_of(sparsity: BlockSparsity, shape: ModelShape, config: PlanConfig) -> Workload:
+    sparsity = cut_on_grid(sparsity) if config.reproducible else sparsity
+    return build_workload(sparsity, shape_of(shape, config))
 
 
 def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arranged:
@@ -176,6 +177,21 @@ def _spent(found: Placement, workload: Workload, cluster: Cluster, config: PlanC
     return np.asarray(above * sum(own_bytes_per_token(workload.shape)))
 
 
+def check_size(workload: Workload, config: PlanConfig) -> None:
+    """Refuse a batch whose planning would take hours.
+
+    Raises:
+        PlanError: if the number of tiles is too large.
+    """
+    groups = 1 if config.head_groups == "auto" else config.head_groups
+    if workload.num_tiles * groups > MOST_TILES:
+        times = f" in each of {groups} head groups" if groups > 1 else ""
+        raise PlanError(
+            f"expected at most {MOST_TILES:,} tiles, got {workload.num_tiles:,} from "
+            f"{workload.num_blocks:,} blocks{times}; use larger blocks"
+        )
+
+
 PORTFOLIO = Portfolio().name
 _SEARCHED = (PORTFOLIO, Native().name)
 
@@ -240,12 +256,8 @@ def build_stack(
             "away, or plan each mask on its own"
         )
     # "auto" leaves the number open, so a stack may take one group.
-    config, shape = replace(config, head_groups=1), shape_of(shape, config)
-    if config.reproducible:
-        numbers = [count for _, count in masks]
-        plans = build_reproducible([one for one, _ in masks], numbers, shape, cluster, config)
-        return PlanStack(plans, tuple(numbers))
-    workloads = [build_workload(sparsity, shape) for sparsity, _ in masks]
+    config = replace(config, head_groups=1)
+    workloads = [_workload_of(sparsity, shape, config) for sparsity, _ in masks]
     for workload in workloads:
         check_size(workload, config)
     layers = [count for _, count in masks]
@@ -407,7 +419,8 @@ def _place_tiles(
     Every tile on the owner of its queries is a candidate too, if that holds the caps.
     """
     start = Placement(owner, owner[workload.compute_q])
-    candidates = list(tiles_placed(owner, workload, cluster, config))
+    tried = tiles_placed(owner, workload, cluster, config)
+    candidates = [at_home(one, workload) for one in tried]
     if not find_shortfalls(start, workload, cluster, config):
         candidates.append(start)
     candidates.sort(key=lambda p: predict_placement(workload, p, cluster, config).seconds)

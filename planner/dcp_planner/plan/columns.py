@@ -296,11 +296,7 @@ def _encode(plan: Plan, device: int, name: str, programs: ProgramTable) -> bytes
     arrays: Arrays = {"cu_seqlens": plan.cu_seqlens}
     # All blocks travel: a rank asks for the tokens of any device (`PlanPart.local_tokens`).
     _add(arrays, "blocks", plan.blocks, np.arange(len(plan.blocks)))
-    tiles = plan.tiles
-    is_mine = tiles.device == device
-    if plan.is_reproducible:
-        is_mine |= plan.blocks.owner[tiles.kv_block] == device
-    _add(arrays, "tiles", tiles, np.flatnonzero(is_mine))
+    _add(arrays, "tiles", plan.tiles, np.flatnonzero(plan.tiles.device == device))
     _add(arrays, "transfers", transfers, np.flatnonzero(mine))
     own_steps = programs.chosen(np.flatnonzero(programs.device == device))
     arrays |= {f"programs.{name}": values for name, values in own_steps.items()}

@@ -127,8 +127,6 @@ def encode_plan(
     }
     if plan.head_groups > 1:
         meta["head_groups"] = plan.head_groups
-    if plan.is_reproducible:
-        meta["reproducible"] = True
     if plan.sequence_names and len(json.dumps(plan.sequence_names)) <= _NAMES_LIMIT_BYTES:
         meta["sequence_names"] = plan.sequence_names
     if against:
@@ -321,14 +319,12 @@ def _read_tables(
         raise PlanFileError(f"expected {missing[0]}.arrow inside, it is missing; {_AGAIN}")
     parts = {name: members[f"{name}.arrow"] for name in names}
     rows = {name: _member(found, name, int) for name in names}
-    more = {
-        "is_grouped": "head_groups" in meta,
-        "is_reproducible": "reproducible" in meta and _member(meta, "reproducible", bool),
-    }
+    is_grouped = "head_groups" in meta
     if is_foreign:
-        return decode_foreign(parts, rows, limit_bytes, **more)
+        return decode_foreign(parts, rows, limit_bytes, is_grouped=is_grouped)
     return {
-        name: decode_table(name, parts[name], rows[name], limit_bytes, **more) for name in names
+        name: decode_table(name, parts[name], rows[name], limit_bytes, is_grouped=is_grouped)
+        for name in names
     }
 
 

@@ -11,7 +11,6 @@ from dcp_planner.model.problem import DIRECTIONS, Direction
 from dcp_planner.schedule.slots import find_shared_rows
 from dcp_planner.simulation.event_loop import run_events
 from dcp_planner.simulation.event_tables import Messages, Steps, launches_of_waits, one_group
-from dcp_planner.tables.halves import backward_halves
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 from dcp_planner.tables.programs import (
     ATTENTION,
@@ -92,10 +91,7 @@ class _Places:
         self.launch = np.full((2, len(table)), -1, np.int64)
         self.wait = np.full((2, len(table)), _NEVER, np.int64)
         self.reduction = np.full(len(table), _NEVER, np.int64)
-        self.tiles = (
-            backward_halves(plan.tiles, plan.blocks.owner) if self.is_backward else plan.tiles
-        )
-        self.tile_row = np.full(len(self.tiles), -1, np.int64)
+        self.tile_row = np.full(len(plan.tiles), -1, np.int64)
         # First and last place that reads each input.
         self.first = np.full(len(table), _NEVER, np.int64)
         self.last = np.full(len(table), -1, np.int64)
@@ -156,7 +152,7 @@ class _Places:
 
     def check_tiles(self) -> None:
         """Require that every tile is computed once, where and when the table says."""
-        tiles, programs = self.tiles, self.programs
+        tiles, programs = self.plan.tiles, self.programs
         rows, items = self.items_of(ATTENTION)
         self._check_exist("computes tile", rows, items, len(tiles))
         times = np.bincount(items, minlength=len(tiles))

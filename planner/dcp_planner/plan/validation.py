@@ -16,7 +16,6 @@ from dcp_planner.model.config import GRID, MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
 from dcp_planner.model.problem import DIRECTIONS
 from dcp_planner.plan.program_validation import check_programs, route_of
-from dcp_planner.tables.halves import backward_halves
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
 from dcp_planner.tables.visits import Visits
@@ -53,7 +52,7 @@ def _validate(plan: Plan) -> None:
     _check_order(plan)
     _check_mask(plan)
     if plan.is_reproducible:
-        check_reproducible(plan)
+        _check_reproducible(plan)
     visits = Visits.of(plan)
     _check_transfers(plan, visits)
     check_programs(plan, visits)
@@ -103,7 +102,7 @@ def check_ranges(plan: Plan) -> None:
     most = {
         "q_block": blocks, "kv_block": blocks, "block": blocks, "group": plan.head_groups,
         "owner": devices, "device": devices, "source": devices, "target": devices,
-        "division": many, "backward_division": many, "key_division": many,
+        "division": many, "backward_division": many,
     }  # fmt: skip
     for name, table in (("block", plan.blocks), ("tile", plan.tiles), ("transfer", plan.transfers)):
         for column, numbers in columns_of(table).items():
@@ -236,10 +235,9 @@ def _check_forms(plan: Plan) -> None:
                 _check_disjoint(part.region, f"form {number}, slab")
 
 
-def check_reproducible(plan: Plan) -> None:
-    """Require that bits depend on the sequences alone: on their own cuts, owners and order."""
+def _check_reproducible(plan: Plan) -> None:
+    """Require that bits depend on the sequences alone: on their own cuts, rows and order."""
     blocks, tiles = plan.blocks, plan.tiles
-    assert tiles.key_division is not None, "the plan is reproducible"
     offset = blocks.start - plan.cu_seqlens[blocks.sequence]
     require(
         offset % GRID == 0,
@@ -252,17 +250,14 @@ def check_reproducible(plan: Plan) -> None:
         "in a reproducible plan the owner of the queries computes a tile",
         "tile", "device", tiles.device, "owner", home,
     )  # fmt: skip
-    for name, chain, place in (
-        ("division", tiles.q_block, -tiles.kv_block),
-        ("backward_division", tiles.q_block, -tiles.kv_block),
-        ("key_division", tiles.kv_block, tiles.q_block),
-    ):
-        order, division = np.lexsort((place, chain)), getattr(tiles, name)
-        falls = np.zeros(len(tiles), np.bool_)
-        falls[order[1:]] = (np.diff(chain[order]) == 0) & (np.diff(division[order]) < 0)
+    # Tiles are sorted by their queries, then by their keys, which are added from the last on.
+    same = np.diff(tiles.q_block) == 0
+    for name in ("division", "backward_division"):
+        division = getattr(tiles, name)
+        rises = np.append(same & (np.diff(division) > 0), np.zeros(min(1, len(tiles)), np.bool_))
         require(
-            ~falls,
-            f"in a reproducible plan {name} never falls along a sum",
+            ~rises,
+            f"in a reproducible plan {name} never rises with the keys of a query",
             "tile", "q_block", tiles.q_block, "kv_block", tiles.kv_block, name, division,
         )  # fmt: skip
 
@@ -328,15 +323,9 @@ def _result_places(plan: Plan, used: Bools) -> Ints:
     """Return the places of the results of the used inputs."""
     table, kinds = plan.transfers, TransferKind
     row, column = table.kind == kinds.Q, (table.kind == kinds.KV) & table.is_backward
-    used = used & _are_summed(plan)
     rows = np.flatnonzero(used & (row | column))
     kind = np.where(row, np.where(table.is_backward, kinds.DQ, kinds.OUT), kinds.DKV)[rows]
     return _place(plan, table.block[rows], table.is_backward[rows], kind, table.target[rows])
-
-
-def _are_summed(plan: Plan) -> Bools:
-    """Find the inputs whose sums travel home: those of backward do not if owners compute them."""
-    return ~(plan.transfers.is_backward & plan.is_reproducible)
 
 
 def _is_used(plan: Plan, used: Bools, input_of: Ints) -> Bools:
@@ -349,7 +338,7 @@ def _is_used(plan: Plan, used: Bools, input_of: Ints) -> Bools:
     results = np.flatnonzero(input_of >= 0)
     count = np.bincount(input_of[results], minlength=len(table))
     # Forward sums results by query; backward has gradients of queries and of keys.
-    is_summed = used & ((table.kind == TransferKind.Q) | table.is_backward) & _are_summed(plan)
+    is_summed = used & ((table.kind == TransferKind.Q) | table.is_backward)
     lost = np.flatnonzero(is_summed & (count == 0))
     if lost.size:
         raise PlanError(
@@ -385,24 +374,14 @@ def _places(table: Transfers, plan: Plan) -> Ints:
 def _needed_places(plan: Plan) -> Ints:
     """Return the places of all transfers that the tiles need."""
     owner, tiles, kinds = plan.blocks.owner, plan.tiles, TransferKind
-    if plan.is_reproducible:
-        halves = backward_halves(tiles, owner)
-        ways = [
-            (tiles, tiles.q_block, ((0, kinds.Q), (0, kinds.OUT))),
-            (tiles, tiles.kv_block, ((0, kinds.KV),)),
-            (halves, halves.q_block, ((1, kinds.Q),)),
-            (halves, halves.kv_block, ((1, kinds.KV),)),
-        ]
-    else:
-        ways = [
-            (tiles, tiles.q_block, ((0, kinds.Q), (0, kinds.OUT), (1, kinds.Q), (1, kinds.DQ))),
-            (tiles, tiles.kv_block, ((0, kinds.KV), (1, kinds.KV), (1, kinds.DKV))),
-        ]
     places = []
-    for table, block, wanted in ways:
+    for block, wanted in (
+        (tiles.q_block, ((0, kinds.Q), (0, kinds.OUT), (1, kinds.Q), (1, kinds.DQ))),
+        (tiles.kv_block, ((0, kinds.KV), (1, kinds.KV), (1, kinds.DKV))),
+    ):
         # Many tiles of a device share a block: each (block, device) once, before seven copies.
-        remote = np.flatnonzero(owner[block] != table.device)
-        pairs = block[remote].astype(np.int64) * plan.num_devices + table.device[remote]
+        remote = np.flatnonzero(owner[block] != tiles.device)
+        pairs = block[remote].astype(np.int64) * plan.num_devices + tiles.device[remote]
         at, device = np.divmod(np.unique(pairs), plan.num_devices)
         places += [_place(plan, at, is_backward, kind, device) for is_backward, kind in wanted]
     return np.concatenate(places)
@@ -449,6 +428,10 @@ def _bytes_per_token(plan: Plan) -> Ints:
     row, keys_and_values = shape.q_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
     size, heads = shape.dtype_bytes, 4 * shape.q_heads  # lse and delta: a float32 per head
     home = 4 if shape.float32_partials else size
+    keys_home = home * keys_and_values
+    if shape.exact_sums:  # int32 digits of every element, and an exponent per row of a head
+        keys_home = 4 * {1: 2, 2: 2, 4: 3}.get(size, 4 if size > 4 else 3) * keys_and_values
+        keys_home += 4 * 2 * shape.kv_heads
     # By `TransferKind`: KV, Q, OUT, DQ, DKV. Backward's Q is q and dout, lse and delta.
     forward = np.array([size * keys_and_values, size * row, home * row + heads, 0, 0])
     backward = np.array(
@@ -457,7 +440,7 @@ def _bytes_per_token(plan: Plan) -> Ints:
             2 * (size * row + heads),
             0,
             home * row,
-            home * keys_and_values,
+            keys_home,
         ]
     )
     return np.where(table.is_backward, backward[table.kind], forward[table.kind])

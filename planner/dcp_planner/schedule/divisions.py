@@ -208,7 +208,33 @@ def _cut(
         _add_received(*line, needs, blocks, sizes, np.full_like(sizes, -1), amount)
     division = np.zeros(workload.num_tiles, np.int32)
     _number_parts(*line, amount, parts, division)
-    return division
+    return in_order(division, workload) if workload.shape.exact_sums else division
+
+
+def in_order(division: Indices, workload: Workload) -> Indices:
+    """Delay tiles until those that are added before them are computed.
+
+    A query gets its keys from the last to the first, in whatever order their blocks arrive.
+
+    Args:
+        division: int32 ``[W]``.
+        workload: of these tiles.
+
+    >>> from dcp_dsl import Slabs, block_sparsity
+    >>> from dcp_planner import ModelShape
+    >>> from dcp_planner.model.problem import build_workload
+    >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
+    >>> tiles = build_workload(block_sparsity([causal], 2, 2), ModelShape())  # (0 0), (1 0), (1 1)
+    >>> in_order(np.array([0, 0, 3]), tiles).tolist()
+    [0, 3, 3]
+    """
+    row = workload.compute_q.astype(np.int64)
+    order = np.lexsort((-workload.compute_kv, row))
+    # A step between rows that is above all divisions keeps one maximum for all of them.
+    step = (int(division.max(initial=0)) + 1) * row[order]
+    found = np.empty_like(division)
+    found[order] = np.maximum.accumulate(division[order] + step) - step
+    return found
 
 
 @compiled

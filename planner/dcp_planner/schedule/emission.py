@@ -64,7 +64,7 @@ class _TransferRows(NamedTuple):
     freed: Ints
 
 
-def emit(  # noqa: PLR0913 - what a direction consists of
+def emit(
     direction: Direction,
     workload: Workload,
     placement: Placement,
@@ -73,16 +73,14 @@ def emit(  # noqa: PLR0913 - what a direction consists of
     num_devices: int,
     *,
     is_frugal: bool,
-    has_results: bool = True,
 ) -> Emission:
     """Write transfers and programs of one direction; O((W + X) log).
 
     The division of an input is the first that needs it, at its target or at a device that the
-    target passes it on to. The division of a result is the last that adds to it, likewise. Where
-    owners compute all that is added up, no result travels (`has_results`).
+    target passes it on to. The division of a result is the last that adds to it, likewise.
     """
     is_backward = direction == "backward"
-    inputs, results = _rows_of(needs, division, is_backward, is_frugal, has_results)
+    inputs, results = _rows_of(needs, division, is_backward, is_frugal)
     rows = _TransferRows(*map(np.append, inputs, results))
     order = order_by(
         rows.kind >= TransferKind.OUT, rows.division, rows.hop, rows.block, rows.source,
@@ -124,7 +122,7 @@ def _slots(rows: _TransferRows, tokens: Ints) -> Ints:
 
 
 def _rows_of(
-    needs: Needs, division: Indices, is_backward: bool, is_frugal: bool, has_results: bool
+    needs: Needs, division: Indices, is_backward: bool, is_frugal: bool
 ) -> tuple[_TransferRows, _TransferRows]:
     """List inputs, one for each need, and results, one for each need that returns a result."""
     size = len(needs.block)
@@ -140,7 +138,6 @@ def _rows_of(
     freed = np.maximum(last + 1, sent_on)
     # Forward returns results for queries only, whose needs are listed before those of keys.
     sums = slice(None) if is_backward else slice(int(np.searchsorted(needs.is_keys, True)))
-    sums = sums if has_results else slice(0)
     # A partial sum leaves in division `leaves + out_hop` and is waited for in the next one, so
     # its rows are free from the second on.
     freed[sums] = np.maximum(freed, leaves + out_hop + 2 if is_frugal else forever)[sums]
@@ -326,29 +323,8 @@ def assemble(
             strict=True,
         )
     )  # fmt: skip
-    divisions = schedule.division, schedule.backward_division
-    plan = joined_plan(
-        workload, cluster, placement, divisions, (forward, backward), partitioner, provenance
-    )
-    return plan if groups == 1 else fold_head_groups(plan, real, groups)
-
-
-def joined_plan(
-    workload: Workload,
-    cluster: Cluster,
-    placement: Placement,
-    divisions: tuple[Indices, ...],
-    emissions: tuple[Emission, Emission],
-    partitioner: str,
-    provenance: Provenance | None = None,
-) -> Plan:
-    """Join both directions of a plan of one head group.
-
-    `divisions` are those of tiles, int32 ``[W]``: in forward, in backward and, in a reproducible
-    plan, of the halves that the owners of keys compute.
-    """
-    (forward, backward), devices = emissions, cluster.num_devices
-    return Plan(
+    devices = cluster.num_devices
+    plan = Plan(
         cluster=cluster,
         shape=workload.shape,
         cu_seqlens=workload.cu_seqlens,
@@ -364,8 +340,8 @@ def joined_plan(
             workload.compute_kind,
             workload.compute_pairs,
             placement.device_of_compute,
-            *divisions[:2],
-            key_division=divisions[2] if len(divisions) > 2 else None,
+            schedule.division,
+            schedule.backward_division,
         ),
         transfers=_joined(forward, backward),
         slabs=workload.slabs,
@@ -376,6 +352,7 @@ def joined_plan(
         provenance=provenance,
         warnings=placement.warnings,
     )
+    return plan if groups == 1 else fold_head_groups(plan, real, groups)
 
 
 def _find_needs(

@@ -26,6 +26,7 @@ from dcp_planner.model.problem import (
     Partitioner,
     Placement,
     Workload,
+    at_home,
     cap_of,
     caps_of,
     loads_on,
@@ -355,11 +356,11 @@ def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator
         search = Search.of(workload, cluster, caps)
         if split is None:
             split = search.few_bytes()
-            yield Placement(split.owner, split.part)
+            yield at_home(Placement(split.owner, split.part), workload)
         else:
             split = search.hold(split)
         split = search.relieve(split, int(rung * search.effort.relief))
-        yield Placement(split.owner, split.part)
+        yield at_home(Placement(split.owner, split.part), workload)
 
 
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:

@@ -32,7 +32,15 @@ from dcp_planner.errors import PlanError, nearest
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import Objective, PlanConfig, tolerances_of
 from dcp_planner.model.cost_model import workload_seconds
-from dcp_planner.model.problem import Caps, Partitioner, Placement, Workload, caps_of, loads_on
+from dcp_planner.model.problem import (
+    Caps,
+    Partitioner,
+    Placement,
+    Workload,
+    at_home,
+    caps_of,
+    loads_on,
+)
 from dcp_planner.search.caps import find_shortfalls
 from dcp_planner.search.kahypar import KaHyPar
 from dcp_planner.search.native import Native, hold_tokens, ladder, refine
@@ -171,6 +179,8 @@ def _excess(found: Placement, workload: Workload, cluster: Cluster, caps: Caps) 
     # `loads_on` counts all pairs in every head group; the caps count them once.
     work = pairs / cluster.work_of_device / found.head_groups
     shares = float(work.max()) / max(1, caps.pairs), float(tokens.max()) / max(1, caps.tokens)
+    if workload.shape.exact_sums:  # compute follows the tokens: its cap is seldom met
+        shares = shares[1], shares[1]
     return max(*shares, 1.0) - 1.0
 
 
@@ -249,6 +259,11 @@ def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement
         # Nothing to search; KaHyPar refuses one part and empty hypergraphs.
         partitioner = PARTITIONERS["static:contiguous"]
     check_installed(partitioner)
+    if workload.shape.exact_sums and isinstance(partitioner, StaticHeads):
+        raise PlanError(
+            f"{partitioner.name} splits heads, and the owner of a query computes all of them in a "
+            "reproducible plan; use static:zigzag"
+        )
     placed = [_place(partitioner, workload, cluster, tried) for tried in tolerances_of(config)]
     found = placed[0]
     if len(placed) > 1:
@@ -269,7 +284,7 @@ def _place(
     partitioner: Partitioner, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> Placement:
     """Place with the head groups of the configuration, or with the fastest number if ``"auto"``."""
-    groups = config.head_groups
+    groups = 1 if workload.shape.exact_sums else config.head_groups
     if isinstance(partitioner, StaticHeads) or groups == 1:
         return _place_whole(partitioner, workload, cluster, config)
     if groups != "auto":
@@ -300,7 +315,8 @@ def _place_whole(
 ) -> Placement:
     """Place all heads of a tile on one device; repair results of external partitioners."""
     found = partitioner.place(workload, cluster, config)
-    return found if partitioner.is_fixed else refine(found, workload, cluster, config)
+    found = found if partitioner.is_fixed else refine(found, workload, cluster, config)
+    return at_home(found, workload)
 
 
 def _place_in_groups(

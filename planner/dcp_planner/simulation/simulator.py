@@ -32,7 +32,6 @@ from dcp_planner.simulation.event_tables import (
     nanoseconds,
 )
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace, message_names, wait_name
-from dcp_planner.tables.halves import HalvesWork, backward_halves
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
 from dcp_planner.tables.programs import (
@@ -298,13 +297,13 @@ class PlanModel:
 
 
 def _kernel_work(plan: Plan, direction: Direction, cluster: Cluster) -> KernelWork:
-    is_backward = direction == "backward"
-    tiles = backward_halves(plan.tiles, plan.blocks.owner) if is_backward else plan.tiles
-    work = KernelWork.of(
-        (tiles.q_block, tiles.kv_block, tiles.pairs), plan.blocks.num_tokens, plan.shape, cluster,
-        is_backward=is_backward,
-    )  # fmt: skip
-    return HalvesWork.of_halves(work) if len(tiles) > len(plan.tiles) else work
+    return KernelWork.of(
+        (plan.tiles.q_block, plan.tiles.kv_block, plan.tiles.pairs),
+        plan.blocks.num_tokens,
+        plan.shape,
+        cluster,
+        is_backward=direction == "backward",
+    )
 
 
 def _trace_of(parts: list[Played], messages: list[str]) -> Trace:

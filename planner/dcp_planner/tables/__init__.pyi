@@ -1,4 +1,3 @@
-from .halves import GRID, backward_halves
 from .head_groups import expand_head_groups
 from .metrics import (
     DeviceMemory,
@@ -9,6 +8,7 @@ from .metrics import (
     sum_bytes_per_token,
 )
 from .plan import (
+    GRID,
     Attention,
     Blocks,
     CommLaunch,
@@ -37,7 +37,6 @@ __all__ = [
     "Reduction",
     "Transfers",
     "accumulator_bytes",
-    "backward_halves",
     "expand_head_groups",
     "find_feeders",
     "find_merges",

@@ -80,6 +80,8 @@ def sum_bytes_per_token(shape: ModelShape, direction: Direction) -> Ints:
         elements[TransferKind.Q] = row + shape.q_heads
     else:
         elements[TransferKind.Q], elements[TransferKind.KV] = row, keys
+        if shape.exact_sums:  # digits, beside the float32 of one piece
+            elements[TransferKind.KV] += shape.dkv_bytes // FLOAT32_BYTES
     return FLOAT32_BYTES * elements
 
 

@@ -19,6 +19,7 @@ from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record, expand
 from dcp_dsl.forms import BlockKind, PlacedForm
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
+from dcp_planner.model.config import GRID as GRID  # the runtime cuts tiles on it, too
 from dcp_planner.model.problem import Direction, PlanWarning
 
 SCHEMA = "dcp.plan/1"
@@ -85,8 +86,6 @@ class ComputeBlocks(Record):
         division: int32 ``[W]``, division in which it is computed, forward.
         backward_division: int32 ``[W]``, the same in backward.
         group: uint8 ``[W]``, head group that is computed; ``None`` in a plan of one group.
-        key_division: int32 ``[W]``, division in which the owner of the keys computes dk and dv;
-            ``None`` but in a reproducible plan, see `backward_halves`.
     """
 
     q_block: Annotated[Indices, "W"]
@@ -97,7 +96,6 @@ class ComputeBlocks(Record):
     division: Annotated[Indices, "W"]
     backward_division: Annotated[Indices, "W"]
     group: Annotated[Bytes | None, "W"] = None
-    key_division: Annotated[Indices | None, "W"] = None
 
     def _check(self) -> None:
         if len(self) and not np.isin(self.kind, list(BlockKind)).all():
@@ -294,7 +292,7 @@ class Plan(Record, Drawn):
     @property
     def is_reproducible(self) -> bool:
         """True if results have the same bits in every such plan."""
-        return self.tiles.key_division is not None
+        return self.shape.exact_sums
 
     @property
     def num_tokens(self) -> int:

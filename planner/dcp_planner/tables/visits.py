@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Indices, Ints
 from dcp_planner.model.cluster import MOST_DEVICES
-from dcp_planner.tables.halves import backward_halves
 from dcp_planner.tables.plan import ComputeBlocks, Plan, TransferKind, Transfers
 
 # Of each kind, whether it concerns keys: KV and DKV share a place, and so do Q, OUT and DQ.
@@ -26,8 +25,7 @@ class Visits:
     """The transfers that serve tiles, results and messages, in both directions.
 
     Attributes:
-        read_by: of queries and of keys: the input that each tile reads, int64 ``[2, W]``, or -1;
-            ``[2, 2W]`` in a reproducible plan, whose backward has two halves of every tile.
+        read_by: of queries and of keys: the input that each tile reads, int64 ``[2, W]``, or -1.
         input_of: the input whose sums each result takes home, int64 ``[X]``, or -1.
         merged_into: the result that each partial result is merged into, int64 ``[X]``, or -1.
         feeder: the input that brought each passed-on input to its source, int64 ``[X]``, or -1.
@@ -43,7 +41,7 @@ class Visits:
         """Find the visits of a plan of one head group; O((W + X) log X)."""
         table, inputs, owner = plan.transfers, _inputs(plan.transfers), plan.blocks.owner
         return cls(
-            _of_tiles(inputs, plan.tiles, owner),
+            _of_tiles(inputs, plan.tiles),
             _at_source(inputs, table, table.kind >= TransferKind.OUT),
             find_merges(table, owner),
             # By the owner, not by the hop: validation checks the hops against these feeders.
@@ -55,34 +53,30 @@ class Visits:
         )
 
 
-def inputs_of_tiles(
-    tiles: ComputeBlocks, transfers: Transfers, owner: Indices
-) -> tuple[Ints, Ints]:
+def inputs_of_tiles(tiles: ComputeBlocks, transfers: Transfers) -> tuple[Ints, Ints]:
     """Find the transfers that bring each tile its queries and its keys; O((W + X) log X).
 
     Args:
         tiles: of one head group.
         transfers: likewise; one direction or both.
-        owner: int32 ``[D]``, the device of every block.
 
     Returns:
         Two int64 ``[2, W]``, of queries and of keys: rows of `transfers` in forward and in
-        backward, -1 where nothing brings the block to the tile's device. In a reproducible plan
-        ``[2, 2W]``, for the halves of backward; forward has -1 for the second ones.
+        backward, -1 where nothing brings the block to the tile's device.
     """
-    return _of_tiles(_inputs(transfers), tiles, owner)
+    return _of_tiles(_inputs(transfers), tiles)
 
 
-def _of_tiles(inputs: "_Index", tiles: ComputeBlocks, owner: Indices) -> tuple[Ints, Ints]:
-    backward = backward_halves(tiles, owner)
-    found = np.full((2, 2, len(backward)), -1)
-    for way, (table, division) in enumerate(
-        ((tiles, tiles.division), (backward, backward.backward_division))
-    ):
-        for is_keys, block in ((0, table.q_block), (1, table.kv_block)):
-            place = _place(block, table.device, is_keys, way)
-            found[is_keys, way, : len(table)] = inputs.latest(place, division)
-    return found[0], found[1]
+def _of_tiles(inputs: "_Index", tiles: ComputeBlocks) -> tuple[Ints, Ints]:
+    divisions = (tiles.division, tiles.backward_division)
+    q, kv = (
+        np.stack([
+            inputs.latest(_place(block, tiles.device, is_keys, way), divisions[way])
+            for way in (0, 1)
+        ])
+        for is_keys, block in ((0, tiles.q_block), (1, tiles.kv_block))
+    )  # fmt: skip
+    return q, kv
 
 
 def inputs_of_results(transfers: Transfers) -> Ints:

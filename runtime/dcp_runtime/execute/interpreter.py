@@ -126,7 +126,9 @@ class Interpreter:
                 parcel = Parcel(bundle, current.incoming(bundle), launch.division)
                 if self.guard:
                     for tensor in parcel.tensors:
-                        tensor.fill_(torch.nan)  # shows in the results if it is read too early
+                        # Shows in the results if it is read too early; digits are whole numbers.
+                        is_float = tensor.is_floating_point()
+                        tensor.fill_(torch.nan if is_float else torch.iinfo(tensor.dtype).max)
                 for transfer in bundle.transfers:
                     flight.arriving[transfer.index] = parcel
             parcels.append(parcel)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dcp_planner import Direction, TransferKind
+from dcp_runtime.execute.exact_sums import ExactSums, digits_of
 from dcp_runtime.execute.sums import Sums, own_rows
 from dcp_runtime.kernels.kernel import (
     AttentionState,
@@ -349,18 +350,36 @@ class BackwardPass(Pass):
         q = self._queries[2]
         self._dq = self._sums(TransferKind.DQ, q)
         self._dkv = self._sums(TransferKind.DKV, self._kv, is_split=not self._is_packed)
+        self._exact: ExactSums | None = None
+        if part.plan.is_reproducible:
+            self._exact = self._exact_sums(q.dtype)
         for kind, like, sums in (
             (TransferKind.DQ, q, self._dq), (TransferKind.DKV, self._kv, self._dkv)
         ):  # fmt: skip
+            if kind in self._buffers:
+                continue
             received = self._plan.receive_rows[kind]
             buffer = q.new_empty(received, *like.shape[1:], dtype=self._partial_type)
             self._buffers[kind] = (buffer,)
             if sums.shared is not None:
                 self._travelling[kind] = (sums.wide,), (self._partial_type,)
-        partials = (self._buffers[kind][0] for kind in (TransferKind.DQ, TransferKind.DKV))
+        partials = (*self._buffers[TransferKind.DQ], *self._buffers[TransferKind.DKV])
         shared = self._dq.shared, self._dkv.shared
-        self._keep(*self._work_q, self._work_kv, *partials, *shared)
+        exact = () if self._exact is None else (self._exact.place, self._exact.digits)
+        self._keep(*self._work_q, self._work_kv, *partials, *shared, *exact)
         self._begin()
+
+    def _exact_sums(self, dtype: torch.dtype) -> ExactSums:
+        """Make the sums of a reproducible plan, which travel as they are kept."""
+        rows, digits = len(self._kv), digits_of(dtype)
+        made, received = (
+            ExactSums(count, self._kv, digits)
+            for count in (rows, self._plan.receive_rows[TransferKind.DKV])
+        )
+        self._buffers[TransferKind.DKV] = received.place, received.digits
+        types = (torch.int32, torch.int32)
+        self._travelling[TransferKind.DKV] = (made.place, made.digits), types
+        return made
 
     def release(self) -> None:
         """Lend memory until the next call, and forget the tensors of this one."""
@@ -378,12 +397,17 @@ class BackwardPass(Pass):
         self._query_rows = QueryRows(q, dout, lse, delta)
         self._dq.begin()
         self._dkv.begin()
+        if self._exact is not None:
+            self._exact.clear()
         self._gradients = Gradients(
             self._dq.wide, self._dkv.wide, self._dq.result, self._dkv.results
         )
 
     def result(self) -> tuple[Tensor, ...]:
         """Return dq ``[T_local, Hq, D]`` and dkv, or dk and dv if k and v came so; dtype of q."""
+        if self._exact is not None:
+            own = self._dkv.wide[: self._num_local]
+            own.copy_(self._exact.value(self._num_local, own.dtype))
         return (*self._dq.finish(), *self._dkv.finish())
 
     def poison(self) -> None:
@@ -393,15 +417,27 @@ class BackwardPass(Pass):
 
     def attend(self, kernel: Kernel, table: TileTable) -> None:
         """Add the gradients of the tiles of a table."""
+        exact = self._exact if table.adds_to == "dkv" else None
+        rows = () if exact is None else table.key_rows()
+        for keys in rows:
+            self._dkv.wide[keys].zero_()
         kernel.backward(self._query_rows, self._kv, table, self._scale, self._gradients)
+        for keys in rows:
+            assert exact is not None, "rows are those of exact sums"
+            exact.add(keys, self._dkv.wide[keys])
 
     def reduce(self, kernel: Kernel, transfer: Transfer) -> None:
         """Add a partial sum."""
+        if self._exact is not None and transfer.kind == TransferKind.DKV:
+            self._exact.merge(transfer.rows, *self._arrived(transfer))
+            return
         (partial,) = self._arrived(transfer)
         # += would also copy the rows back.
         self._wide(transfer.kind)[transfer.rows].add_(partial)
 
     def _begun(self, kind: TransferKind, rows: slice) -> tuple[Tensor, ...]:
+        if self._exact is not None and kind == TransferKind.KV:
+            return self._exact.place[rows], self._exact.digits[rows]
         return (self._wide(kind)[rows],)
 
     def _clear(self, sums: tuple[Tensor, ...]) -> None:

@@ -361,7 +361,7 @@ class PreparedPlan:
         with _on_device(q):
             heads = self.part.heads
             # Sinks come behind the last table, so no table ends the sums of out.
-            finishes = self._kernel_of_layers.finishes if softmax.sinks is None else frozenset()
+            finishes = self._finishes if softmax.sinks is None else frozenset()
             # Buffers may find no memory on this rank alone; the others must not wait for it then.
             key = _key_of("forward", kv, finishes)
             try:
@@ -395,7 +395,7 @@ class PreparedPlan:
             RunError: if dout does not fit out, or another rank fails.
         """
         with _on_device(q):
-            key = _key_of("backward", kv, self._kernel_of_layers.finishes)
+            key = _key_of("backward", kv, self._finishes)
             try:
                 current = self._backward_pass(key, (q, kv, out, lse, dout), softmax_scale)
             except Exception as error:
@@ -488,6 +488,12 @@ class PreparedPlan:
     def _kernel_of_layers(self) -> Kernel:
         assert self._engine is not None, "the first forward chose it"
         return self._engine.kernel
+
+    @property
+    def _finishes(self) -> Finishes:
+        """The sums that the kernel begins and ends; none in ordered tables."""
+        is_ordered = self.part.plan.is_reproducible
+        return frozenset() if is_ordered else self._kernel_of_layers.finishes
 
     def _interpreter(self) -> Interpreter:
         kernel = self._kernel_of_layers

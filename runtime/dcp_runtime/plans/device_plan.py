@@ -25,11 +25,9 @@ from dcp_planner.tables import (
     GRID,
     Attention,
     CommLaunch,
-    ComputeBlocks,
     Instruction,
     Reduction,
     Transfers,
-    backward_halves,
     expand_head_groups,
     find_feeders,
     find_merges,
@@ -154,31 +152,18 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
     """Make one device's part of a plan ready."""
     heads, plan = HeadLayout(plan.shape, plan.head_groups), expand_head_groups(plan)
     transfers = _transfers(plan, device, heads.groups)
-    pieces = _pieces(plan, plan.tiles, device, segment_rows)
-    forward = _direction_plan(plan, device, "forward", pieces, transfers)
-    if plan.is_reproducible:
-        pieces = _pieces(plan, _tiles_of(plan, "backward"), device, segment_rows)
-    backward = _direction_plan(plan, device, "backward", pieces, transfers)
+    tiles = np.flatnonzero(plan.tiles.device == device)
+    grid = GRID if plan.is_reproducible else None
+    pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows, plan.forms, grid)
     return DevicePlan(
         plan=plan,
         heads=heads,
         device=device,
         num_local=_local_rows(plan, device)[1],
-        forward=forward,
-        backward=backward,
+        forward=_direction_plan(plan, device, "forward", pieces, transfers),
+        backward=_direction_plan(plan, device, "backward", pieces, transfers),
         transfers=transfers,
     )
-
-
-def _tiles_of(plan: Plan, direction: Direction) -> ComputeBlocks:
-    """Return what the programs of a direction compute, as tiles."""
-    tiles = plan.tiles
-    return tiles if direction == "forward" else backward_halves(tiles, plan.blocks.owner)
-
-
-def _pieces(plan: Plan, tiles: ComputeBlocks, device: int, segment_rows: int) -> TilePieces:
-    chosen, grid = np.flatnonzero(tiles.device == device), GRID if plan.is_reproducible else None
-    return cut_pieces(plan.blocks, tiles, plan.slabs, chosen, segment_rows, plan.forms, grid)
 
 
 def _transfers(plan: Plan, device: int, groups: int) -> dict[int, Transfer]:
@@ -247,15 +232,14 @@ def _direction_plan(
     receive_rows = {
         kind: int(ends[arrives & (table.kind == kind)].max(initial=0)) for kind in TransferKind
     }
-    tiles, rows = _tiles_of(plan, direction), _rows_of_tiles(plan, device, direction)
-    _check_tiles(tiles, pieces, rows, device)
-    builder = TableBuilder(plan.blocks, tiles, pieces, rows)
+    rows = _rows_of_tiles(plan, device, direction)
+    _check_tiles(plan, pieces, rows, device)
+    builder = TableBuilder(plan.blocks, plan.tiles, pieces, rows)
     program, num_local = plan.programs(direction)[device].instructions, _local_rows(plan, device)[1]
     attends = [step.tiles for step in program if isinstance(step, Attention)]
     sums: Mapping[TransferKind, OwnSums]
     if plan.is_reproducible:
-        half = len(plan.tiles) if direction == "backward" else None
-        tables = [_ordered(builder, items, half) for items in attends]
+        tables = [_ordered(builder, items, direction) for items in attends]
         sums = dict.fromkeys(TransferKind, OwnSums.of_all(num_local))
     else:
         built = [builder.build(items) for items in attends]
@@ -274,16 +258,12 @@ def _direction_plan(
 
 
 def _ordered(
-    builder: TableBuilder, items: tuple[int, ...], half: int | None
+    builder: TableBuilder, tiles: tuple[int, ...], direction: Direction
 ) -> tuple[TileTable, ...]:
-    """Build the tables of an instruction of a reproducible plan.
-
-    Items of backward from `half` on are for dk and dv; ``None``: all are of forward.
-    """
-    if half is None:
-        return tuple(builder.build_ordered(items, "both"))
-    rows, keys = (tuple(i for i in items if (i < half) == is_row) for is_row in (True, False))
-    return (*builder.build_ordered(rows, "dq"), *builder.build_ordered(keys, "dkv"))
+    """Build the tables of an instruction of a reproducible plan."""
+    if direction == "forward":
+        return tuple(builder.build_ordered(tiles, "both"))
+    return (*builder.build_ordered(tiles, "dq"), *builder.build_ordered(tiles, "dkv"))
 
 
 def _merges(
@@ -305,9 +285,9 @@ def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints,
 
     A tile whose block is never on this device has -1.
     """
-    tiles, (local, own) = _tiles_of(plan, direction), _local_rows(plan, device)
+    tiles, (local, own) = plan.tiles, _local_rows(plan, device)
     _, table = _of_device(plan.transfers, device)
-    read_q, read_kv = inputs_of_tiles(plan.tiles, table, plan.blocks.owner)
+    read_q, read_kv = inputs_of_tiles(tiles, table)
     way = int(direction == "backward")
 
     def rows(brought_by: Ints, block: Indices) -> Ints:
@@ -315,8 +295,7 @@ def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints,
         slots = table.slot[brought_by] if len(table) else -1
         return np.where(brought_by >= 0, own + slots, local[block])
 
-    size = len(tiles)
-    return rows(read_q[way, :size], tiles.q_block), rows(read_kv[way, :size], tiles.kv_block)
+    return rows(read_q[way], tiles.q_block), rows(read_kv[way], tiles.kv_block)
 
 
 def _local_rows(plan: Plan, device: int) -> tuple[Ints, int]:
@@ -328,10 +307,11 @@ def _local_rows(plan: Plan, device: int) -> tuple[Ints, int]:
     return rows, int(tokens.sum())
 
 
-def _check_tiles(
-    tiles: ComputeBlocks, pieces: TilePieces, rows: tuple[Ints, Ints], device: int
-) -> None:
-    for what, block, known in (("q", tiles.q_block, rows[0]), ("kv", tiles.kv_block, rows[1])):
+def _check_tiles(plan: Plan, pieces: TilePieces, rows: tuple[Ints, Ints], device: int) -> None:
+    for what, block, known in (
+        ("q", plan.tiles.q_block, rows[0]),
+        ("kv", plan.tiles.kv_block, rows[1]),
+    ):
         missing = block[pieces.tile][known[pieces.tile] < 0]
         if missing.size:
             raise RunError(

@@ -12,6 +12,7 @@ import numpy as np
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner.tables import GRID, Blocks, ComputeBlocks
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, TilePieces
+from dcp_runtime.plans.transfers import merged_rows
 
 AddsTo: TypeAlias = Literal["both", "dq", "dkv"]
 """Gradients that a table is for: those of queries, of keys, or both."""
@@ -66,6 +67,11 @@ class TileTable(Record):
     def num_segments(self) -> int:
         """Segments of queries S."""
         return len(self.q_start)
+
+    def key_rows(self) -> tuple[slice, ...]:
+        """Return the keys that the table meets, as few runs of rows; no two pieces share one."""
+        spans = sorted(zip(self.kv_start.tolist(), self.kv_len.tolist(), strict=True))
+        return merged_rows(slice(start, start + size) for start, size in spans)
 
     def piece_mask(self, piece: int, rows: int) -> Bools:
         """Return the mask inside a piece of `rows` rows, bool ``[rows, kv_len]``."""
@@ -137,10 +143,10 @@ class TableBuilder:
         )
 
     def build_ordered(self, tiles: tuple[int, ...], adds_to: AddsTo) -> list[TileTable]:
-        """Build tables in whose order every sum gets its pieces, one from each table.
+        """Build tables from each of which every sum gets one piece.
 
-        A query gets its keys from the last to the first, a key its queries from the first to the
-        last, so that bits do not depend on how instructions divide the work.
+        A query gets its keys from the last to the first. A key gets its queries in any order: the
+        sums of its gradients are exact.
         """
         pieces = self._pieces
         chosen = np.flatnonzero(np.isin(pieces.tile, tiles))

@@ -1,0 +1,216 @@
+"""Reproducible plans: the same bits on any number of ranks, in any plan, beside any neighbours."""
+
+import random
+import re
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+from dcp_dsl import Sample, Spec, block_sparsity
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner.model.problem import Placement, build_workload
+from dcp_planner.plan.build import cut_on_grid
+from dcp_planner.schedule.divisions import Manner, Schedule, cut_divisions
+from dcp_planner.schedule.emission import assemble
+from dcp_runtime import DCPAttn, DCPExecutor, RunError
+from dcp_runtime.execute.exact_sums import ExactSums, digits_of
+from dcp_runtime.kernels.choice import choose_kernel
+from dcp_runtime.plans.device_plan import prepare_device
+from dcp_runtime.transport.loopback import LoopbackWorld
+
+SPEC = Spec.from_text("""
+mask plain = causal
+mask window = causal and q - k < 300
+mask sink = causal and (q - k < 200 or k < 5)
+mask both = abs(q - k) < 400
+mask comb = causal and (q - k) % 3 == 0
+""")
+MASKS = ("plain", "window", "sink", "both", "comb")
+LENGTHS = (1, 40, 256, 300, 700, 1111)
+NAMES = ("out", "lse", "dq", "dk", "dv")
+PARTITIONERS = (
+    "portfolio", "native", "static:zigzag", "static:contiguous", "static:ring",
+    "static:documents", "static:grid",
+)  # fmt: skip
+SHAPE = ModelShape(4, 2, 16, 4)
+
+
+@cache
+def document(number, dtype, shape=SHAPE):
+    """Return a mask, a length, and q, k, v and dout of a document."""
+    rng, generator = random.Random(number), torch.Generator().manual_seed(number)
+    heads = (shape.q_heads, shape.kv_heads, shape.kv_heads, shape.q_heads)
+    length = rng.choice(LENGTHS)
+    tensors = [
+        torch.randn(length, h, shape.head_dim, generator=generator, dtype=torch.float64).to(dtype)
+        for h in heads
+    ]
+    return rng.choice(MASKS), length, tensors
+
+
+def sparsity(documents, block):
+    masks = [SPEC.mask(mask).bind(Sample({}, length)) for mask, length, _ in documents]
+    return block_sparsity(masks, block, block)
+
+
+def random_plan(documents, rng, ranks):
+    """Plan by any partitioner, or with owners, divisions and routes that no partitioner makes."""
+    cluster = Cluster(2, ranks // 2) if ranks % 2 == 0 and rng.random() < 0.5 else (
+        Cluster(devices_per_node=ranks)
+    )  # fmt: skip
+    blocks = sparsity(documents, rng.choice((64, 200, 256, 512, 1024)))
+    config = PlanConfig(
+        rng.choice(PARTITIONERS), reproducible=True, budget="fast", seed=rng.randrange(99),
+        divisions=rng.choice(("auto", 2, 3, 6)), routing=rng.choice(("direct", "node")),
+    )  # fmt: skip
+    if rng.random() < 0.6:
+        return build_plan(blocks, SHAPE, cluster, config)
+    work = build_workload(cut_on_grid(blocks), replace(SHAPE, exact_sums=True))
+    owner = np.random.default_rng(rng.randrange(99)).integers(ranks, size=work.num_blocks)
+    owner = owner.astype(np.int32)
+    place = Placement(owner, owner[work.compute_q])
+    divisions = [cut_divisions(work, place, way, rng.randrange(1, 5)) for way in
+                 ("forward", "backward")]  # fmt: skip
+    manner = Manner(config.routing, rng.random() < 0.3)
+    return assemble(work, cluster, place, Schedule(*divisions, (manner, manner)), "anywhere")
+
+
+def run(plan, tensors, kernel=None, lockstep=False):
+    """Return out, lse, dq, dk and dv of all tokens, in packed order."""
+    q, k, v, dout = tensors
+
+    def work(transport):
+        executor = DCPExecutor(transport=transport, kernel=kernel, check_finite=True)
+        prepared = executor.prepare(plan)
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        mine = [x[rows].requires_grad_() for x in (q, k, v)]
+        out = DCPAttn.apply(prepared, mine[0], (mine[1], mine[2]))
+        out.backward(dout[rows])
+        detached = [x.detach() for x in mine]
+        _, lse = prepared.forward(detached[0], (detached[1], detached[2]))
+        executor.close()
+        return rows, (out.detach(), lse, *(x.grad for x in mine))
+
+    parts = LoopbackWorld(plan.num_devices, lockstep=lockstep).run(work)
+    whole = []
+    for n in range(len(NAMES)):
+        one = parts[0][1][n]
+        whole.append(one.new_empty(len(q), *one.shape[1:]))
+        for rows, found in parts:
+            whole[-1][rows] = found[n]
+    return whole
+
+
+def differing(seed, plans, dtype, ranks=(1, 2, 3, 4, 8), kernel=None):
+    """Run documents in several plans beside different neighbours; list differences in bits."""
+    rng, known, found = random.Random(seed), {}, []
+    for _ in range(plans):
+        chosen = [4 * seed, *(4 * seed + n for n in range(1, 4) if rng.random() < 0.5)]
+        rng.shuffle(chosen)
+        documents = [document(number, dtype) for number in chosen]
+        plan = random_plan(documents, rng, rng.choice(ranks))
+        tensors = [torch.cat([d[2][n] for d in documents]) for n in range(4)]
+        whole, start = run(plan, tensors, kernel, lockstep=kernel == "triton"), 0
+        for number, (mask, length, _) in zip(chosen, documents, strict=True):
+            mine = [x[start : start + length] for x in whole]
+            start += length
+            for name, a, b in zip(NAMES, known.setdefault(number, mine), mine, strict=True):
+                if not torch.equal(a, b):
+                    found.append((name, mask, length, plan.partitioner, plan.num_devices))
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_depend_on_the_sequence_alone(dtype):
+    assert differing(1 if dtype == torch.float32 else 6, 6, dtype) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100))
+def test_bits_depend_on_the_sequence_alone_in_500_plans(seed):
+    assert differing(seed, 5, (torch.float32, torch.bfloat16, torch.float64)[seed % 3]) == []
+
+
+def test_default_plans_do_not_promise_that():
+    """The harness sees differences where there are some."""
+    documents = [("plain", 1111, document(3, torch.float32)[2])]
+    tensors = [torch.randn(1111, h, 16) for h in (4, 2, 2, 4)]
+    found = [
+        run(build_plan(sparsity(documents, block), SHAPE, Cluster(devices_per_node=ranks),
+                       PlanConfig("static:zigzag")), tensors)
+        for ranks, block in ((1, 1111), (4, 100))
+    ]  # fmt: skip
+    assert not all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("mask", "kernel", "dtype"),
+    [
+        ("sink", "cpu", torch.float32),
+        ("both", "cpu", torch.bfloat16),
+        ("both", "reference", torch.float64),
+    ],
+)
+def test_reproducible_plans_are_as_exact_as_others(lab, mask, kernel, dtype):
+    masks = [SPEC.mask(mask).bind(Sample({}, n)) for n in (520, 40)]
+    config = PlanConfig("static:zigzag", reproducible=True)
+    plan = build_plan(block_sparsity(masks, 256, 256), SHAPE, Cluster(devices_per_node=3), config)
+    q, kv, dout = lab.random_qkv(5, 560, 4, 2, 16, dtype)
+    got, _ = lab.run_in_threads(plan, q, kv, dout, kernel=kernel, layers=2)
+    lab.assert_as_exact_as_eager(got, q, kv, dout, plan.mask_tile(0, 560, 0, 560))
+
+
+def test_sums_of_digits_are_those_of_fractions_in_any_order():
+    generator = torch.Generator().manual_seed(1)
+    terms = torch.randn(40, 3, 2, 1, 8, generator=generator, dtype=torch.float64)
+    # Terms from 1e-30 to 1e30, rows that cancel, and rows of zeros.
+    terms *= 10.0 ** torch.randint(-30, 31, (40, 3, 2, 1, 1), generator=generator)
+    terms[20:, 1] = -terms[:20, 1]
+    terms[:, 2] = 0
+    terms = terms.float()
+    exact = terms.double().sum(0)
+    largest = terms.abs().amax((0, -1), keepdim=True)[0].double()
+    found = []
+    for order in (range(40), reversed(range(40)), torch.randperm(40, generator=generator)):
+        parts = [ExactSums(3, terms, digits_of(torch.float32)) for _ in range(3)]
+        for n, term in enumerate(order):
+            parts[n % 3].add(slice(0, 3), terms[int(term)])
+        parts[1].merge(slice(0, 3), parts[0].place, parts[0].digits)
+        parts[1].merge(slice(0, 3), parts[2].place, parts[2].digits)
+        found.append(parts[1].value(3, torch.float64))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    # 36 bits below the largest term of a row, at the least, times 40 terms.
+    assert ((found[0] - exact).abs() <= 40 * largest * 2.0**-36).all()
+    assert (found[0][1] == 0).all()
+    assert (found[0][2] == 0).all()
+
+
+def test_what_is_not_finite_stays_so():
+    terms = torch.ones(2, 2, 1, 4)
+    terms[1, 0, 0, 2] = torch.inf
+    sums = ExactSums(2, terms, 3)
+    sums.add(slice(0, 2), terms)
+    sums.add(slice(0, 2), torch.ones(2, 2, 1, 4))
+    value = sums.value(2, torch.float32)
+    assert (value[0] == 2).all()
+    assert value[1, 0].isnan().all()  # the row of the head
+    assert (value[1, 1] == 2).all()
+
+
+def test_kernels_that_add_in_an_order_of_their_own_are_refused():
+    plan = build_plan(
+        sparsity([document(1, torch.float32)], 256), SHAPE, Cluster(devices_per_node=1),
+        PlanConfig("static:zigzag", reproducible=True),
+    )  # fmt: skip
+    part = prepare_device(plan, 0, 256)
+    choice = choose_kernel(torch.float32, "cpu", part=part)
+    refused = dict(choice.refused)
+    assert choice.kernel.keeps_bits
+    for name in ("flash", "flash4"):
+        with pytest.raises(RunError, match=re.escape(f"cannot use kernel {name!r}")):
+            choose_kernel(torch.bfloat16, "cpu", name, part=part)
+        assert refused[name]
