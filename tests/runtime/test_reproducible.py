@@ -4,6 +4,7 @@ import random
 import re
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -214,3 +215,37 @@ def test_kernels_that_add_in_an_order_of_their_own_are_refused():
         with pytest.raises(RunError, match=re.escape(f"cannot use kernel {name!r}")):
             choose_kernel(torch.bfloat16, "cpu", name, part=part)
         assert refused[name]
+
+
+@pytest.fixture(scope="module")
+def worlds(tmp_path_factory, start_ranks):
+    """Train on 1, 2 and 4 processes; return the folder of what they hold."""
+    folder = tmp_path_factory.mktemp("worlds")
+    for ranks in (1, 2, 4):
+        start_ranks(ranks, Path(__file__).with_name("reproducible_ranks.py"), folder, folder, 10)
+    return folder
+
+
+@pytest.mark.dist
+def test_training_ends_in_the_same_bits_on_one_two_and_four_processes(worlds):
+    alone, *others = (torch.load(worlds / f"trained-{ranks}.pt") for ranks in (1, 2, 4))
+    generator = torch.Generator().manual_seed(0)
+    start = torch.randn(560, 2, 16, generator=generator)
+    assert (alone[0] - start).abs().mean() > 0.01  # it has learned
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(alone, other, strict=True))
+
+
+@pytest.mark.dist
+def test_gradients_are_summed_in_the_order_of_ranks(worlds):
+    ranks = [torch.load(worlds / f"sums-4-{rank}.pt") for rank in range(4)]
+    for number in range(2):
+        expected = torch.zeros_like(ranks[0][0][number])
+        for own, _, _ in ranks:
+            expected = expected + own[number]
+        for _, found, _ in ranks:
+            assert torch.equal(found[number], expected)
+    # Another order gives other bits, so the order was kept.
+    assert not torch.equal(sum(own[0] for own, *_ in ranks[::-1]), ranks[0][1][0])
+    for *_, refused in ranks:
+        assert "DistributedDataParallel adds gradients up in its own order" in refused
