@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_runs import run
 
 from dcp_dsl import Sample, Slabs, Spec, block_sparsity
 from dcp_planner import (
@@ -25,6 +26,7 @@ from dcp_planner import (
     validate,
     write_plan,
 )
+from dcp_planner.commands.plan import plan as plan_command
 from dcp_planner.model.config import GRID
 from dcp_planner.plan.assembly import join_plans
 from dcp_planner.plan.columns import decode_part, encode_parts
@@ -186,3 +188,15 @@ def test_empty_batches_and_sequences_without_pairs():
         plan = build_plan(block_sparsity(sequences, 64, 64), SHAPE, Cluster(1, 2), config)
         assert plan.is_reproducible
         assert len(plan.transfers) == 0
+
+
+def test_the_command_plans_so_and_says_so(tmp_path):
+    spec, out = tmp_path / "a.dcpm", tmp_path / "a.dcpplan"
+    spec.write_text("mask local = causal and q - k < 300\n")
+    options = ("--sample", "len=2000", "--cluster", "1x2", "--backend", "static:zigzag")
+    done = run(plan_command, spec, *options, "--reproducible", "--out", out)
+    assert done.exit_code == 0, done.output
+    assert "as whole numbers: the same bits in every plan" in " ".join(done.output.split())
+    assert read_plan(out).plan.is_reproducible
+    refused = run(plan_command, spec, *options, "--reproducible", "--head-groups", 2)
+    assert refused.exit_code != 0

@@ -75,7 +75,7 @@ def print_table(
 def sums_text(plan: Plan) -> str:
     """Return how partial results travel."""
     if plan.is_reproducible:
-        return "nowhere: owners compute them whole, in a fixed order"
+        return "as whole numbers: the same bits in every plan"
     return _PARTIALS[plan.shape.partials]
 
 
