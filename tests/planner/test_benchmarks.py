@@ -300,3 +300,17 @@ def test_rivals_give_work_to_ranks_that_have_room(monkeypatch):
     assert owners["megatron-dynamic"][0] == [0, 1, 2, 3]
     assert {rank for found in owners["megatron-dynamic"][1:] for rank in found} == {4, 5, 6, 7}
     assert owners["zeppelin"][0] == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_bench_reproducible_compares_with_default_plans(run, tmp_path):
+    out = tmp_path / "reproducible.json"
+    run(
+        "bench_reproducible.py", "--clusters", "1x2", "--heads", "2/1", "--every", 40, "--json", out
+    )
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["reproducible_bytes"] > 0
+        assert row["reproducible_forward_s"] > 0
+    assert "| 1x2 | 2/1 | all | 2 |" in run("bench_reproducible.py", "--table", out)

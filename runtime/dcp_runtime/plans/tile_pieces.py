@@ -188,11 +188,11 @@ def cut_pieces(
     """Cut the tiles `chosen` of a plan, ascending, into pieces of at most `segment_rows` queries.
 
     `slabs` is the mask of the plan, `forms` the masks of its sequences that are not slabs. With a
-    `grid` a piece has the queries and keys of one cell of so many tokens. Cost:
+    `grid` a piece has the queries and keys of one cell of so many tokens, for all kernels. Cost:
     O(segments times tiles + intervals of the rows of partial tiles); partial tiles of forms cost
     all their pairs, visible or not.
     """
-    cells = _make_cells(blocks, tiles, chosen, min(segment_rows, grid or segment_rows))
+    cells = _make_cells(blocks, tiles, chosen, grid or segment_rows)
     if grid is not None:
         cells = _cut_keys(cells, grid)
     is_full = tiles.kind[cells.tile] == BlockKind.FULL
