@@ -27,6 +27,7 @@ from dcp_planner.report.figures import (
     spreads_over_best,
 )
 from dcp_planner.search.partitioners import FrontPoint
+from dcp_planner.simulation.simulator import clocks_of
 from dcp_planner.simulation.trace import Timings, Trace, measure_trace
 from dcp_planner.tables.metrics import PlanMetrics, measure, measure_memory
 from dcp_planner.tables.plan import Plan
@@ -361,10 +362,24 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> list[Row]:
         ("  between nodes", _sides(*(size_text(side.inter_node_bytes) for side in both))),
         ("  sums of parts", PARTIALS[plan.shape.partials]),
         ("predicted time", _sides(time_text(timings.forward_s), time_text(timings.backward_s))),
+        *_clocks(plan),
         ("memory, fullest device", _memory_text(plan)),
         ("waiting for messages", f"{time_text(fmean(waits))} mean, {time_text(max(waits))} max"),
         ("hidden by computing", f"{timings.overlap:.1%} of the time of messages"),
     ]
+
+
+def _clocks(plan: Plan) -> list[Row]:
+    """List what devices and hosts need, where hosts run ahead of their devices."""
+    if not plan.cluster.host_runs_ahead:
+        return []
+    clocks = clocks_of(plan).values()
+    rows = [
+        ("  devices need", [time_text(one.device_ns / 1e9) for one in clocks]),
+        ("  busiest host needs", [time_text(one.host_ns / 1e9) for one in clocks]),
+        ("  decided by", ["the host" if one.held_ns else "devices" for one in clocks]),
+    ]
+    return [(name, _sides(*texts)) for name, texts in rows]
 
 
 def _sides(forward: str, backward: str) -> str:
