@@ -27,7 +27,7 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from paper_setting import RINGS, batches_of, ring_seconds
+from paper_setting import CLUSTER, RINGS, batches_of, ring_seconds
 from recorded_masks import sequences_of
 from recording import Row, geomean, machine, markdown, provenance, shown, write
 
@@ -40,7 +40,6 @@ from dcp_planner import (
     choose_block_size,
     cut_blocks,
     predict,
-    preset,
 )
 from dcp_planner.model.problem import build_workload
 from dcp_planner.schedule.emission import assemble
@@ -51,7 +50,6 @@ from dcp_planner.simulation.simulator import Prediction
 SCHEMA = "dcp.bench_paper/1"
 DATA = Path(__file__).parent / "data"
 SHAPE = ModelShape(q_heads=8, kv_heads=2, head_dim=128, dtype_bytes=2)
-CLUSTER = preset("a100-p4de", 4, 8)
 SCALES = ("0.5", "1", "2", "4")
 FITTED_SCALES = ("2", "4")
 MASKS: dict[str, dict[str, float]] = {

@@ -276,7 +276,7 @@ PLACES = [
     ("launches", {"kernels_of_device": 7, "host_s": 0.0}, "Without host work",
      "a device launches up to 7 kernels"),
     ("launches", {"kernels_of_device": 7, "host_s": 3.0}, "Without host work",
-     "a device launches up to 7 kernels, and the host takes up to 3 s to prepare a pass"),
+     "a device launches up to 7 kernels, and waits up to 3 s a direction for a host"),
     ("waves", {"times_full": 1.25}, "If kernels kept all multiprocessors busy",
      "kernels now take 1.25 times as long"),
     ("tiles", {"computed_over_visible": 3.0}, "If kernels computed visible pairs only",

@@ -17,6 +17,7 @@ from dcp_planner import (
     digest,
     measure,
     predict,
+    preset,
     validate,
 )
 from dcp_planner.baselines import STATIC_KINDS
@@ -127,3 +128,22 @@ def test_no_workload_outlives_its_plan(packed, monkeypatch):
     build_plan(packed, ModelShape(), Cluster(2, 2), PlanConfig(budget="fast"))
     gc.collect()
     assert [tokens() for tokens in seen] == [None]
+
+
+def test_a_batch_of_many_documents_is_dealt_out_without_a_search(masks, monkeypatch):
+    """Documents far outnumber devices: nothing travels, and a search would gain nothing."""
+    lengths = np.random.default_rng(3).integers(8, 90, 240).tolist()
+    sparsity = masks.pack([masks.causal(length) for length in lengths], 16)
+    cluster, shape = preset("h100-dgx", 2, 4), ModelShape(8, 2, 128)
+    searched = build_plan(sparsity, shape, cluster, PlanConfig("native", budget="fast"))
+    with monkeypatch.context() as patch:
+        patch.setattr(partitioners, "ladder", None)  # not called
+        plan = build_plan(sparsity, shape, cluster)
+    assert len(plan.transfers) == 0
+    assert measure(plan).warnings == ()
+    assert predict(plan).seconds <= partitioners.SETTLED * predict(searched).seconds
+    # Too few documents, or one that is too long, and the search is asked.
+    workload = build_workload(masks.pack([masks.causal(n) for n in lengths[:12]], 16), shape)
+    assert partitioners.place_apart(workload, cluster, PlanConfig()) is None
+    workload = build_workload(masks.pack([masks.causal(n) for n in (*lengths, 3_000)], 16), shape)
+    assert partitioners.place_apart(workload, cluster, PlanConfig()) is None

@@ -40,7 +40,7 @@ from dcp_planner.causes import (
     worth_saying,
 )
 from dcp_planner.report import bound_ratios
-from dcp_planner.simulation import EVENT_KINDS
+from dcp_planner.simulation import EVENT_KINDS, clocks_of
 
 DEFINITIONS = (
     ("Visible pairs",
@@ -76,8 +76,8 @@ DEFINITIONS = (
     ("Hidden communication",
      "Share of the messages' time during which devices compute."),
     ("Host work",
-     "Before a device can compute, the host prepares messages and kernels, and the device copies "
-     "its tokens into buffers."),
+     "Time for which a device stands still while its host prepares kernels and messages. Where "
+     "hosts run ahead of their devices, it is what the busiest host needs longer than they do."),
     ("Lower bound",
      "A value that no plan at the same balance can beat. Bytes: every device must hold the tokens "
      "that its pairs need. Time: the larger of the compute time at perfect balance and the time of "
@@ -261,6 +261,10 @@ ACCOUNT_RULE = (
     "share of the message time during which the device computes."
 )
 FREE_RULE = "The simulator predicts the plan again without this cost. The saving is the difference."
+HOST_RULE = (
+    "Hosts queue work for the next layer while their devices work on this one. In a stack of "
+    "layers a direction takes as long as the slower of the two needs."
+)
 RUN_RULE = (
     "A run cannot be repeated on other hardware, so its trace is replayed without this cost. Each "
     "event keeps its delay after the event that it waited for, and messages keep their order."
@@ -386,7 +390,27 @@ def answers(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
     _, most, rest = three_sentences(why, duration, percent)
     causes = worth_saying(why.diagnosis)
     first = _cause_finding(loaded, source, causes[0]) if causes else Finding("", rule)
-    return replace(first, text=most), Finding(rest, rule)
+    return replace(first, text=most), Finding(rest, rule), *_hosts(loaded, source)
+
+
+def _hosts(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
+    """Say what hosts need that run ahead of their devices, beside what the devices need."""
+    if not loaded.plan.cluster.host_runs_ahead or not loaded.is_predicted(source):
+        return ()
+    clocks = clocks_of(loaded.plan).values()
+    if not any(one.host_ns for one in clocks):
+        return ()  # the cluster says nothing of hosts
+    device, host = (
+        duration(sum(spent) / 1e9)
+        for spent in zip(*((one.device_ns, one.host_ns) for one in clocks), strict=True)
+    )
+    text = f"The busiest host needs {host} for a layer, hidden behind {device} of the devices."
+    if any(one.held_ns for one in clocks):
+        text = (
+            f"The busiest host needs {host} for a layer, the devices need {device}: in each "
+            "direction the slower of the two decides."
+        )
+    return (Finding(text, HOST_RULE),)
 
 
 def _answers_of_run(loaded: LoadedPlan) -> tuple[Finding, ...]:

@@ -25,8 +25,8 @@ PAGES = (
 KIND_MEANINGS = {
     "attention": "the device computes tiles",
     "reduction": "the device merges partial results that have arrived",
-    "copy": "before forward or backward: the host prepares messages and kernels, the device "
-    "copies its own tokens into working buffers",
+    "copy": "before forward or backward: the device stands still for a host that prepares kernels "
+    "and messages; in a run it copies its own tokens into working buffers",
     "send": "an outgoing message",
     "receive": "an incoming message",
     "wait": "the device stands still until a message is there: no compute hides this communication",

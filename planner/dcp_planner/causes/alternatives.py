@@ -36,7 +36,7 @@ Free = Literal["links", "latency", "launches", "waves", "tiles", "balance", "idl
 
 - `links`: links are infinitely fast;
 - `latency`: messages have no latency, and take no time to be started;
-- `launches`: kernels start at once, and the host takes no time before a direction;
+- `launches`: kernels start at once, and hosts take no time;
 - `waves`: kernels keep all multiprocessors of a device busy from begin to end, and messages occupy
   none of them;
 - `tiles`: kernels compute visible pairs only, no whole kernel tiles. It needs `waves`, which depend
@@ -52,7 +52,9 @@ _CHANGES: Mapping[Free, Callable[[Cluster], Cluster]] = {
         c, intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE, spine_bytes_per_s=None
     ),
     "latency": lambda c: replace(c, latency_s=0.0, inter_latency_s=None, message_launch_s=0.0),
-    "launches": lambda c: replace(c, kernel_launch_s=0.0, pass_s=0.0, host_message_s=0.0),
+    "launches": lambda c: replace(
+        c, kernel_launch_s=0.0, pass_s=0.0, host_kernel_s=0.0, host_message_s=0.0
+    ),
     # One multiprocessor runs its CTAs one by one, so that no wave is half empty.
     "waves": lambda c: replace(c, sms=1, comm_sms=0, cta_keys=0),
     "tiles": lambda c: replace(c, kernel_tile=1),

@@ -36,7 +36,7 @@ _CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "attention forward": ("flops_per_s", "kernel_launch_s"),
     "attention backward": ("backward_flops_per_s", "kernel_launch_s"),
     "reductions": ("copy_bytes_per_s", "kernel_launch_s"),
-    "host": ("pass_s", "host_message_s"),
+    "host": ("pass_s", "host_kernel_s", "host_message_s"),
     "messages through the spine": ("spine_bytes_per_s", "inter_latency_s", "message_launch_s"),
     "messages between nodes": ("inter_bytes_per_s", "inter_latency_s", "message_launch_s"),
     "messages inside nodes": ("intra_bytes_per_s", "latency_s", "message_launch_s"),
@@ -220,6 +220,8 @@ class _Pieces:
                 "`dcpm run PLAN --trace TRACE.dcpplan`"
             )
         is_known = ~np.isnan(seconds)
+        if model.plan.cluster.host_runs_ahead:  # no event shows what it does meanwhile
+            is_known &= name != "host"
         members = {one: np.flatnonzero((name == one) & is_known) for one in _CONSTANTS}
         return cls(model, tuple(steps), seconds, np.concatenate(sent), members)
 

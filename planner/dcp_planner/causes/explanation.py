@@ -170,9 +170,9 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
             noun = "message" if messages == 1 else "messages"
             return f"the critical path waits for {messages} {noun} to arrive"
         case "launches":
-            host = where["host_s"]
-            pause = f", and the host takes up to {seconds(host)} to prepare a pass" if host else ""
-            return f"a device launches up to {where['kernels_of_device']} kernels{pause}"
+            held = where["host_s"]
+            host = f", and waits up to {seconds(held)} a direction for a host" if held else ""
+            return f"a device launches up to {where['kernels_of_device']} kernels{host}"
         case "waves":
             return f"kernels now take {where['times_full']:.2f} times as long"
         case "tiles":

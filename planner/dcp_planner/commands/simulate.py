@@ -25,10 +25,18 @@ if TYPE_CHECKING:
     metavar="TRACE",
     help="Compare with this run of PLAN, a file from `dcpm run PLAN --trace TRACE`.",
 )
+@click.option(
+    "--single", is_flag=True,
+    help="Predict one layer alone, whose hosts start with it, instead of one in a stack of layers.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool) -> None:
+def simulate(
+    plan: str, cluster: str | None, measured: str | None, single: bool, as_json: bool
+) -> None:
     """Predict the time of PLAN, a .dcpplan file, on its cluster, device by device.
 
+    The time is that of a layer in a stack of equal layers: on GPUs hosts queue work ahead of their
+    devices, so the slower of the two decides. `--single` predicts a layer that no other precedes.
     `--cluster` sets other constants, for example those of another machine or from `dcpm calibrate`.
     `--measured` shows predicted and measured times by class of work, the constant of the cluster
     that explains each difference, and a better value for this constant.
@@ -38,6 +46,7 @@ def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool
     from dcp_planner.causes.constants import compare_with_run
     from dcp_planner.commands.tables import show_run, show_simulation
     from dcp_planner.plan.file import read_plan
+    from dcp_planner.simulation.simulator import clocks_of
     from dcp_planner.simulation.simulator import simulate as run_simulation
     from dcp_planner.simulation.trace import measure_trace
     from dcp_planner.tables.metrics import measure, measure_memory
@@ -48,6 +57,8 @@ def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool
     recorded = None if measured is None else _read_run(measured, plan, digest(made))
     if cluster is not None:
         made = replace(made, cluster=_with_constants(made.cluster, cluster))
+    if single:
+        made = replace(made, cluster=replace(made.cluster, host_runs_ahead=False))
     run = None if recorded is None else compare_with_run(made, recorded)
     timings = measure_trace(run_simulation(made), made.num_devices)
     metrics, memory = measure(made), measure_memory(made)
@@ -64,6 +75,7 @@ def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool
             "digest": digest(made),
             "cluster": made.cluster.to_json(),
             "predicted": timings.to_json(),
+            "clocks": {name: one._asdict() for name, one in clocks_of(made).items()},
             "metrics": metrics.to_json(),
             "memory": {
                 "forward_bytes": memory.forward.tolist(),

@@ -27,6 +27,7 @@ from dcp_planner.report.figures import (
     spreads_over_best,
 )
 from dcp_planner.search.partitioners import FrontPoint
+from dcp_planner.simulation.simulator import clocks_of
 from dcp_planner.simulation.trace import Timings, Trace, measure_trace
 from dcp_planner.tables.metrics import PlanMetrics, measure, measure_memory
 from dcp_planner.tables.plan import Plan
@@ -368,10 +369,23 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> list[Row]:
         ("  between nodes", _sides(*(size_text(side.inter_node_bytes) for side in both))),
         ("  sums of parts", sums_text(plan)),
         ("predicted time", _sides(time_text(timings.forward_s), time_text(timings.backward_s))),
+        *_clocks(plan),
         ("memory, fullest device", _memory_text(plan)),
         ("waiting for messages", f"{time_text(fmean(waits))} mean, {time_text(max(waits))} max"),
         ("hidden by computing", f"{timings.overlap:.1%} of the time of messages"),
     ]
+
+
+def _clocks(plan: Plan) -> list[Row]:
+    """List what hosts need that run ahead of their devices; the devices, too, if a host decides."""
+    if not plan.cluster.host_runs_ahead:
+        return []
+    clocks = clocks_of(plan).values()
+    devices = _sides(*(time_text(one.device_ns / 1e9) for one in clocks))
+    hosts = _sides(*(time_text(one.host_ns / 1e9) for one in clocks))
+    if not any(one.held_ns for one in clocks):
+        return [("  busiest host needs", f"{hosts}, hidden")]
+    return [("  devices need", devices), ("  busiest host needs", hosts)]
 
 
 def _sides(forward: str, backward: str) -> str:

@@ -225,7 +225,8 @@ class Cluster:
         backward_flops_per_s: the same rate in backward; ``None``: as `flops_per_s`.
         kernel_tile: tokens of the edge of the tile that the attention kernel computes as a whole,
             visible or not; 1: only visible pairs cost.
-        kernel_launch_s: seconds before each attention or reduction on a device.
+        kernel_launch_s: seconds before each attention or reduction on a device, even if the host
+            has queued it long before.
         message_launch_s: seconds that a message occupies both ports on top of its bytes.
         copy_bytes_per_s: bytes that a device reads and writes per second when it merges or copies;
             ``None``: free.
@@ -233,9 +234,13 @@ class Cluster:
         cta_keys: fixed time of a CTA (start, state, end), as the number of keys that take as long.
         kernel_schedule: how CTAs are assigned to multiprocessors, one of `KERNEL_SCHEDULES`; the
             module `cost_model` explains them.
-        pass_s: seconds that the host takes for one direction of a layer before anything runs:
-            checks, buffers, copies of the own blocks, results.
-        host_message_s: seconds that the host takes for each message of a device, at either end.
+        pass_s: seconds that the host takes for one direction of a layer: checks, buffers, copies of
+            the own blocks, results.
+        host_kernel_s: seconds that the host takes for each attention or reduction.
+        host_message_s: seconds that the host takes for each message of a device, at either end; the
+            blocks that one device launches together for another are one message.
+        host_runs_ahead: whether the host only queues work, so that its own work for the next layer
+            overlaps the device's for this one, as on CUDA; otherwise the device stands still.
         message_order: order in which the transport runs messages, one of `MESSAGE_ORDERS`.
         comm_sms: multiprocessors that do not compute while messages of a device are under way; no
             effect on a device of one.
@@ -274,7 +279,9 @@ class Cluster:
     cta_keys: int = 0
     kernel_schedule: str = "list"
     pass_s: float = 0.0
+    host_kernel_s: float = 0.0
     host_message_s: float = 0.0
+    host_runs_ahead: bool = False
     message_order: MessageOrder = "any"
     comm_sms: int = 0
     devices: tuple[tuple[float, ...], ...] = ()
@@ -299,6 +306,8 @@ class Cluster:
         _check_count("comm_sms", self.comm_sms, most_sms, least=0)
         _check_choice("kernel_schedule", self.kernel_schedule, KERNEL_SCHEDULES)
         _check_choice("message_order", self.message_order, MESSAGE_ORDERS)
+        is_flag = isinstance(self.host_runs_ahead, bool)
+        _require(is_flag, "host_runs_ahead", "true or false", self.host_runs_ahead)
         self._check_devices()
         settle(self, devices=tuple(tuple(map(float, node)) for node in self.devices))
         if self.num_devices > MOST_DEVICES:

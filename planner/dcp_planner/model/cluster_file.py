@@ -228,6 +228,8 @@ def format_cluster(cluster: Cluster, sources: Mapping[str, str]) -> str:
 
 def _literal(value: object) -> str:
     """Return a TOML literal; JSON strings are TOML strings, except for one control character."""
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):

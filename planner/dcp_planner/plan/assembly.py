@@ -124,7 +124,11 @@ def _seconds(plans: Sequence[Plan], layers: Sequence[int], config: PlanConfig) -
     """Predict all layers: their attention, and the fullest device's tokens at their price."""
     blocks = plans[0].blocks
     tokens = loads_of(blocks.owner, blocks.num_tokens, plans[0].num_devices)
-    attention = (n * predict(plan).seconds for n, plan in zip(layers, plans, strict=True))
+    price = config.token_seconds
+    attention = (
+        n * predict(plan, token_seconds=price).seconds
+        for n, plan in zip(layers, plans, strict=True)
+    )
     return sum(attention) + sum(layers) * config.token_seconds * float(tokens.max())
 
 

@@ -40,6 +40,7 @@ from dcp_planner.model.problem import (
     at_home,
     caps_of,
     loads_on,
+    pack_largest_first,
 )
 from dcp_planner.search.caps import find_shortfalls
 from dcp_planner.search.kahypar import KaHyPar
@@ -195,6 +196,8 @@ def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> 
     return total
 
 
+SETTLED = 1.02
+"""Times the mean that the busiest device may compute where nothing travels: nothing is sought."""
 _HOPELESS = 1.1  # times the fastest so far: beyond it, more head groups are not tried
 _LAYOUTS = tuple(StaticLayout(kind) for kind in STATIC_KINDS)
 _HEADS = tuple(StaticHeads(kind) for kind in HEAD_KINDS)
@@ -285,6 +288,10 @@ def _place(
 ) -> Placement:
     """Place with the head groups of the configuration, or with the fastest number if ``"auto"``."""
     groups = 1 if workload.shape.exact_sums else config.head_groups
+    if isinstance(partitioner, Portfolio) and config.objective == "time" and groups in (1, "auto"):
+        found = place_apart(workload, cluster, config)
+        if found is not None:
+            return at_home(found, workload)
     if isinstance(partitioner, StaticHeads) or groups == 1:
         return _place_whole(partitioner, workload, cluster, config)
     if groups != "auto":
@@ -308,6 +315,28 @@ def _place(
     ]
     layouts = [found for found in layouts if is_cuttable(workload, found.head_groups)]
     return fastest([best, *layouts], workload, cluster, config)
+
+
+def place_apart(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement | None:
+    """Deal whole documents out, longest compute first, if that leaves next to nothing to gain.
+
+    That is: the caps hold, and the busiest device computes at most `SETTLED` times the mean. A
+    batch of thousands of short documents would take the search seconds.
+    """
+    forward, backward = (workload_seconds(workload, cluster, is_backward=b) for b in (False, True))
+    seconds = forward + backward
+    of_tile = workload.block_sequence[workload.compute_q]
+    spent = np.bincount(of_tile, seconds, len(workload.cu_seqlens) - 1)
+    part = pack_largest_first(np.rint(1e12 * spent).astype(np.int64), cluster.num_devices)
+    found = Placement(part[workload.block_sequence], part[of_tile])
+    busy = np.bincount(found.device_of_compute, seconds, cluster.num_devices)
+    speed = cluster.speed_of_device
+    if (busy / speed).max() > SETTLED * busy.sum() / speed.sum():
+        return None
+    if _excess(found, workload, cluster, caps_of(workload, cluster.num_devices, config)) > 0:
+        return None
+    layouts = (layout.place(workload, cluster, config) for layout in _LAYOUTS)
+    return fastest((found, *layouts), workload, cluster, config)
 
 
 def _place_whole(

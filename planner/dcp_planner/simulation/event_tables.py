@@ -12,7 +12,7 @@ from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import KernelWork, reduction_seconds
 from dcp_planner.tables.plan import TransferKind, Transfers
-from dcp_planner.tables.programs import ATTENTION, COPY, LAUNCH, REDUCTION, WAIT, ProgramTable
+from dcp_planner.tables.programs import ATTENTION, LAUNCH, REDUCTION, WAIT, ProgramTable
 
 
 class Steps(NamedTuple):
@@ -180,39 +180,107 @@ def _number_groups(
     return count
 
 
+class Bundles(NamedTuple):
+    """Messages of one direction: the blocks that a device launches together for another are one.
+
+    Inputs that are passed on travel alone, as in the runtime.
+
+    Attributes:
+        is_first: uint8 ``[X]``, whether a transfer is the first of its message.
+        last: int64 ``[X]``, the last transfer of the message that each one belongs to.
+        ends: int64 ``[R]``, messages that each device sends or receives.
+    """
+
+    is_first: Bytes
+    last: Ints
+    ends: Ints
+
+    @classmethod
+    def of(cls, steps: Steps, transfers: Transfers) -> "Bundles":
+        """Bundle the transfers of each launch; O(X)."""
+        size, devices = len(transfers), len(steps.row_ptr) - 1
+        found = cls(np.ones(size, np.uint8), np.arange(size), np.zeros(devices, np.int64))
+        is_relay = (transfers.hop > 0) & (transfers.kind < TransferKind.OUT)
+        hops = int(transfers.hop.max(initial=0)) + 1
+        sort = transfers.kind * np.int64(hops) + transfers.hop
+        ends = transfers.source.copy(), transfers.target.copy()
+        # For each peer, way, kind and hop: the launch seen last, and its last transfer.
+        seen = np.full((2, 2 * devices * hops * len(TransferKind)), -1, np.int64)
+        _bundle(steps, ends, sort, is_relay.astype(np.uint8), seen, found)
+        return found
+
+
+@compiled
+def _bundle(
+    steps: Steps,
+    ends: tuple[Indices, Indices],
+    sort: Ints,
+    is_relay: Bytes,
+    seen: IntTable,
+    found: Bundles,
+) -> None:
+    """Find the messages of every launch at both of their ends.
+
+    `sort` numbers the kind and hop of each transfer. The source decides which transfers travel
+    together; the target launches the same ones together.
+    """
+    devices, (source, target) = len(found.ends), ends
+    num_sorts = seen.shape[1] // (2 * devices)
+    for device in range(devices):
+        for row in range(steps.row_ptr[device], steps.row_ptr[device + 1]):
+            if steps.op[row] != LAUNCH:
+                continue
+            for k in range(steps.item_ptr[row], steps.item_ptr[row + 1]):
+                x = steps.items[k]
+                sends = source[x] == device
+                peer = target[x] if sends else source[x]
+                place = (2 * peer + (1 if sends else 0)) * num_sorts + sort[x]
+                is_first = is_relay[x] > 0 or seen[0, place] != row
+                found.ends[device] += 1 if is_first else 0
+                if sends:
+                    found.is_first[x] = 1 if is_first else 0
+                if is_relay[x] == 0:
+                    seen[0, place], seen[1, place] = row, x
+            for k in range(steps.item_ptr[row], steps.item_ptr[row + 1]):
+                x = steps.items[k]
+                if source[x] == device and is_relay[x] == 0:
+                    found.last[x] = seen[1, (2 * target[x] + 1) * num_sorts + sort[x]]
+
+
 def durations(
     programs: ProgramTable, steps: Steps, transfers: Transfers, work: KernelWork, cluster: Cluster
 ) -> Floats:
-    """Compute the seconds that each instruction takes on the compute lane, ``[I]``."""
+    """Compute the seconds that each instruction takes on the device, ``[I]``, without the host."""
     seconds, speed = np.zeros(len(programs)), cluster.speed_of_device
     counts = np.diff(programs.item_ptr)
     attends = np.flatnonzero((programs.op == ATTENTION) & (counts > 0))
     seconds[attends] = work.launch_seconds(attends, programs.item_ptr, programs.items)
-    merged, posted = np.zeros(len(programs), np.int64), np.zeros(cluster.num_devices, np.int64)
-    _add_messages(steps, transfers.size_bytes.copy(), merged, posted)
+    merged = np.zeros(len(programs), np.int64)
+    _add_merged(steps, transfers.size_bytes.copy(), merged)
     reduces = np.flatnonzero((programs.op == REDUCTION) & (counts > 0))
     seconds[reduces] = reduction_seconds(merged[reduces], cluster)
     busy = np.append(attends, reduces)
-    # A launch is the host's work: a slow device launches no slower.
+    # A launch is no work of the device: a slow device launches no slower.
     seconds[busy] = seconds[busy] / speed[programs.device[busy]] + cluster.kernel_launch_s
-    # What the host does for messages is paid when a direction begins: most are launched there.
-    begins = np.flatnonzero(programs.op == COPY)
-    on_host = cluster.pass_s + cluster.host_message_s * posted
-    seconds[begins] = on_host[programs.device[begins]]
     return seconds
 
 
 @compiled
-def _add_messages(steps: Steps, size_bytes: Ints, merged: Ints, posted: Ints) -> None:
-    """Add up the bytes that each instruction merges, and the messages that each device launches."""
-    for device in range(len(posted)):
-        for row in range(steps.row_ptr[device], steps.row_ptr[device + 1]):
-            first, last = steps.item_ptr[row], steps.item_ptr[row + 1]
-            if steps.op[row] == LAUNCH:
-                posted[device] += last - first
-            elif steps.op[row] == REDUCTION:
-                for k in range(first, last):
-                    merged[row] += size_bytes[steps.items[k]]
+def _add_merged(steps: Steps, size_bytes: Ints, merged: Ints) -> None:
+    """Add up the bytes that each instruction merges."""
+    for row in range(len(steps.op)):
+        if steps.op[row] == REDUCTION:
+            for k in range(steps.item_ptr[row], steps.item_ptr[row + 1]):
+                merged[row] += size_bytes[steps.items[k]]
+
+
+def host_seconds(programs: ProgramTable, bundles: Bundles, cluster: Cluster) -> Floats:
+    """Compute the seconds that the host of each device works for one direction, ``[R]``."""
+    is_kernel = np.isin(programs.op, (ATTENTION, REDUCTION)) & (np.diff(programs.item_ptr) > 0)
+    kernels = np.bincount(programs.device[is_kernel], minlength=cluster.num_devices)
+    return np.asarray(
+        cluster.pass_s + cluster.host_kernel_s * kernels + cluster.host_message_s * bundles.ends
+    )
 
 
 def levelled(
@@ -243,11 +311,16 @@ def levelled(
     return np.where(attends | reduces, spent * factor[device], spent)
 
 
-def message_times(size_bytes: Ints, link: Ints, cluster: Cluster) -> tuple[Floats, Floats]:
-    """Compute the seconds that messages occupy their ports, and their latencies, ``[X]`` each."""
+def message_times(
+    size_bytes: Ints, link: Ints, bundles: Bundles, cluster: Cluster
+) -> tuple[Floats, Floats]:
+    """Compute the seconds that messages occupy their ports, and their latencies, ``[X]`` each.
+
+    The first block of a message pays for its launch.
+    """
     rate = np.array([one.bytes_per_s for one in cluster.links])[link]
     latency = np.array([one.latency_s for one in cluster.links])[link]
-    return size_bytes / rate + cluster.message_launch_s, latency
+    return size_bytes / rate + cluster.message_launch_s * bundles.is_first, latency
 
 
 def nanoseconds(seconds: Floats) -> Ints:

@@ -33,7 +33,7 @@ from dcp_planner.schedule.divisions import (
 )
 from dcp_planner.schedule.emission import Emission, emit
 from dcp_planner.schedule.routing import Needs, Stays, find_needs
-from dcp_planner.simulation.simulator import DirectionModel, Prediction
+from dcp_planner.simulation.simulator import DirectionModel, Prediction, rest_seconds
 from dcp_planner.tables.head_groups import expand_placement
 from dcp_planner.tables.metrics import buffer_bytes
 from dcp_planner.tables.plan import Transfers
@@ -85,6 +85,7 @@ class _Trial:
         routing: routes of blocks.
         needs: blocks that each device needs.
         work: prices of the tiles, forward and backward.
+        rest: seconds of the rest of a layer, in which hosts may run ahead.
         limit: of the memory of a direction, bytes, or ``None``.
         spent: int64 ``[R]``, bytes of it that are spent on something else.
     """
@@ -95,6 +96,7 @@ class _Trial:
     routing: Routing
     needs: Needs
     work: Mapping[Direction, KernelWork]
+    rest: Mapping[Direction, float]
     limit: int | None
     spent: Ints | int = 0
 
@@ -103,6 +105,10 @@ class _Trial:
         cls, workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
     ) -> "_Trial":
         """Route a placement, expanded if it is in head groups."""
+        rest = rest_seconds(
+            placement.device_of_data, workload.block_tokens, cluster.num_devices,
+            config.token_seconds,
+        )  # fmt: skip
         workload, placement = expand_placement(workload, placement)
         needs = find_needs(workload, placement, cluster, config.routing)
         tiles = workload.compute_q, workload.compute_kv, workload.compute_pairs
@@ -113,9 +119,8 @@ class _Trial:
             )
             for direction in DIRECTIONS
         }  # fmt: skip
-        return cls(
-            workload, placement, cluster, config.routing, needs, work, config.memory_limit_bytes
-        )
+        limit = config.memory_limit_bytes
+        return cls(workload, placement, cluster, config.routing, needs, work, rest, limit)
 
     def cut(self, direction: Direction, parts: int, arrivals: Arrivals | None = None) -> _Cut:
         """Cut one direction, emit and play it."""
@@ -142,7 +147,7 @@ class _Trial:
         model = DirectionModel.of(
             emitted.programs, emitted.transfers, self.cluster, feeder=emitted.feeder
         )
-        played = model.play(self.work[direction], self.cluster)
+        played = model.play(self.work[direction], self.cluster, rest_s=self.rest[direction])
         return _Cut(division, manner, emitted, played.arrived, played.end_ns / 1e9)
 
     def memory(self, direction: Direction, transfers: Transfers) -> int:

@@ -6,27 +6,35 @@ NIC, all independent of each other. A message starts once both ends have launche
 it passes on has arrived, and both ports are free; it occupies both for ``Link.busy_s`` and arrives
 the link's latency later. `MESSAGE_ORDERS` lists the rules by which a free port chooses a message,
 and other reasons to wait. Attention takes the time of its blocks of threads (`KernelWork`),
-reductions `reduction_seconds`, each after the launch of its kernel. A direction begins with the
-host's work for it (`pass_s`, and `host_message_s` for each message). Backward starts when the
+reductions `reduction_seconds`, each after the launch of its kernel. Backward starts when the
 slowest device has finished forward. Times are whole nanoseconds, durations rounded up.
+
+The host has a clock of its own: `host_seconds` for each direction. Where it does not run ahead of
+its device, a direction begins with its work. Where it does, it works on the next layer meanwhile,
+and never waits for the device. So in a stack of equal layers a direction takes as long as the
+devices need, or as long as the busiest host needs, whichever is longer: each is a circle of waiting
+of its own. What the host needs longer stands at the begin of the direction, on all devices.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Indices, Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import KernelWork
 from dcp_planner.model.problem import DIRECTIONS, Direction
 from dcp_planner.simulation.event_loop import run_events
 from dcp_planner.simulation.event_tables import (
+    Bundles,
     Messages,
     Steps,
     durations,
     groups_of,
+    host_seconds,
     levelled,
     message_times,
     nanoseconds,
@@ -53,11 +61,12 @@ _END_OF_TIME_NS = 1 << 62  # 146 years; int64 holds two of them, forward and bac
 
 
 class Prediction(NamedTuple):
-    """Predicted seconds of each direction.
+    """Predicted seconds of each direction of a layer, in a stack of equal layers.
 
     Attributes:
-        forward_s: until the last device has finished forward.
-        backward_s: from there until the last one has finished backward.
+        forward_s: until the last device has finished forward, or until the busiest host has, if
+            that is later.
+        backward_s: from there until the last one has finished backward; likewise.
     """
 
     forward_s: float
@@ -85,17 +94,41 @@ def simulate(plan: Plan) -> Trace:
     return PlanModel.of(plan).simulate()
 
 
-def predict(plan: Plan, evenness: Evenness = "as placed") -> Prediction:
-    """Predict how long each direction takes, without a timeline; searches minimise that.
+def predict(plan: Plan, evenness: Evenness = "as placed", token_seconds: float = 0.0) -> Prediction:
+    """Predict how long attention takes in each direction, without a timeline.
 
     Args:
         plan: a plan, validated or not.
         evenness: how compute is imagined to be shared.
+        token_seconds: time of a token in the rest of the layer (`PlanConfig.token_seconds`), in
+            which the host may run ahead of its device; it is not in the result.
 
     Raises:
         PlanError: like `simulate`.
     """
-    return PlanModel.of(plan).predict(plan.cluster, evenness)
+    model = PlanModel.of(plan)
+    rest = rest_seconds(plan.blocks.owner, plan.blocks.num_tokens, plan.num_devices, token_seconds)
+    ends = (model.play(d, plan.cluster, evenness, rest[d]).end_ns / 1e9 for d in DIRECTIONS)
+    return Prediction(*ends)
+
+
+def clocks_of(plan: Plan) -> Mapping[Direction, "Clocks"]:
+    """Compute what devices and hosts need in each direction, and which of them decides."""
+    model = PlanModel.of(plan)
+    return {direction: model.play(direction, plan.cluster).clocks for direction in DIRECTIONS}
+
+
+def rest_seconds(
+    owner: Indices, tokens: Ints | Indices, devices: int, token_seconds: float
+) -> Mapping[Direction, float]:
+    """Compute the time of the rest of a layer on the device with the fewest tokens.
+
+    There the host has the least time to run ahead. Backward is two thirds of it: two matrix
+    products for each one of forward.
+    """
+    fewest = np.bincount(owner, tokens, devices).min()
+    forward = token_seconds * float(fewest) / 3
+    return {"forward": forward, "backward": 2 * forward}
 
 
 def mean_compute_seconds(plan: Plan) -> float:
@@ -120,6 +153,7 @@ class DirectionModel:
         transfers: of this direction.
         rows: int64 ``[X]``, their rows in the plan.
         link: int64 ``[X]``, class of link of each.
+        bundles: the messages that they travel in.
         steps, messages: for the event loop, without their times.
     """
 
@@ -127,6 +161,7 @@ class DirectionModel:
     transfers: Transfers
     rows: Ints
     link: Ints
+    bundles: Bundles
     steps: Steps
     messages: Messages
 
@@ -154,14 +189,18 @@ class DirectionModel:
             ports[0], ports[1] = transfers.source, np.arange(len(transfers))
             num_ports += len(transfers)
         steps = Steps.of(programs, devices)
+        bundles = Bundles.of(steps, transfers)
+        if feeder is None:
+            feeder = find_feeders(transfers)
+        # A block is there to be passed on when all of its message is.
+        feeder = np.where(feeder >= 0, bundles.last[feeder], -1)
         messages = Messages.of(
-            (transfers.source, transfers.target),
-            find_feeders(transfers) if feeder is None else feeder, (ports, num_ports),
+            (transfers.source, transfers.target), feeder, (ports, num_ports),
             groups_of(steps, transfers, cluster), is_fifo=cluster.message_order == "fifo",
         )  # fmt: skip
         if rows is None:
             rows = np.arange(len(transfers))
-        return cls(programs, transfers, rows, link, steps, messages)
+        return cls(programs, transfers, rows, link, bundles, steps, messages)
 
     @classmethod
     def of_plan(cls, plan: Plan, direction: Direction) -> "DirectionModel":
@@ -184,6 +223,7 @@ class DirectionModel:
         work: KernelWork,
         cluster: Cluster,
         evenness: Evenness = "as placed",
+        rest_s: float = 0.0,
     ) -> "Played":
         """Play the direction, from 0, at the rates of a cluster with the same devices and ports.
 
@@ -191,12 +231,18 @@ class DirectionModel:
             work: prices of its attention.
             cluster: the machine.
             evenness: how compute is imagined to be shared.
+            rest_s: time of the device for the rest of the layer, in which the host may run ahead.
 
         Raises:
             PlanError: for a deadlock, or a run of a century.
         """
         duration = durations(self.programs, self.steps, self.transfers, work, cluster)
-        busy, latency = message_times(self.transfers.size_bytes, self.link, cluster)
+        on_host = host_seconds(self.programs, self.bundles, cluster)
+        if not cluster.host_runs_ahead:
+            begins = np.flatnonzero(self.programs.op == COPY)
+            duration[begins] = on_host[self.programs.device[begins]]
+        size = self.transfers.size_bytes
+        busy, latency = message_times(size, self.link, self.bundles, cluster)
         if evenness != "as placed":
             op, device = self.programs.op, self.programs.device
             duration = levelled(
@@ -206,7 +252,7 @@ class DirectionModel:
         # Multiprocessors that move messages do not compute meanwhile.
         slowdown = cluster.sms / max(1, cluster.sms - cluster.comm_sms)
         # Everything one after the other bounds the end, which int64 nanoseconds must hold.
-        total = float(sum(part.sum() for part in (slowdown * duration, busy, latency)))
+        total = float(sum(part.sum() for part in (slowdown * duration, busy, latency, on_host)))
         if not total * 1e9 < _END_OF_TIME_NS:
             raise PlanError(
                 f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give "
@@ -222,8 +268,35 @@ class DirectionModel:
                 f"deadlock: devices {stuck[:8].tolist()} never get past a CommWait; validate(plan) "
                 "names the transfer"
             )
+        host_ns, held_ns = int(nanoseconds(on_host).max(initial=0)), 0
+        if cluster.host_runs_ahead:
+            held_ns = max(0, host_ns - int(end_ns) - round(rest_s * 1e9))
+            begins = self.programs.op == COPY
+            begun, ended = begun + held_ns * ~begins, ended + held_ns
+            started = np.where(started >= 0, started + held_ns, -1)
         left = started + busy_ns
-        return Played(self, begun, ended, started, left, left + latency_ns, int(end_ns))
+        clocks = Clocks(int(end_ns), host_ns, held_ns)
+        return Played(self, begun, ended, started, left, left + latency_ns, clocks)
+
+
+class Clocks(NamedTuple):
+    """Times of one direction in a stack of equal layers, in ns.
+
+    Attributes:
+        device_ns: that the devices need, with their messages; the host's work is in it where the
+            host does not run ahead.
+        host_ns: that the busiest host needs.
+        held_ns: time for which the devices wait for a host that runs ahead of them.
+    """
+
+    device_ns: int
+    host_ns: int
+    held_ns: int
+
+    @property
+    def end_ns(self) -> int:
+        """From the begin of the direction in one layer to its begin in the next."""
+        return self.device_ns + self.held_ns
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -233,8 +306,8 @@ class Played:
     Attributes:
         model: the direction.
         begun, ended: int64 ``[I]``, of every instruction.
-        started, left, arrived: int64 ``[X]``, of every message.
-        end_ns: of the last event.
+        started, left, arrived: int64 ``[X]``, of every transfer.
+        clocks: of devices and hosts.
     """
 
     model: DirectionModel
@@ -243,7 +316,12 @@ class Played:
     started: Ints
     left: Ints
     arrived: Ints
-    end_ns: int
+    clocks: Clocks
+
+    @property
+    def end_ns(self) -> int:
+        """Time of the last event."""
+        return self.clocks.end_ns
 
     def ready_ns(self) -> Ints:
         """Find when both ends had launched each message and its data was at the source, ``[X]``."""
@@ -277,11 +355,15 @@ class PlanModel:
         return cls(plan, flat, directions)
 
     def play(
-        self, direction: Direction, cluster: Cluster, evenness: Evenness = "as placed"
+        self,
+        direction: Direction,
+        cluster: Cluster,
+        evenness: Evenness = "as placed",
+        rest_s: float = 0.0,
     ) -> Played:
         """Play one direction; like `DirectionModel.play`."""
         work = _kernel_work(self.flat, direction, cluster)
-        return self.directions[direction].play(work, cluster, evenness)
+        return self.directions[direction].play(work, cluster, evenness, rest_s)
 
     def predict(self, cluster: Cluster, evenness: Evenness = "as placed") -> Prediction:
         """Predict both directions; like `predict`, at the rates of another cluster."""

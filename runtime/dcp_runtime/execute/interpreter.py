@@ -153,21 +153,15 @@ class Interpreter:
                     _check_arrived(parcel, current.direction)
 
     def _record(self, parcel: Parcel, *, is_backward: bool) -> None:
-        """Record an event for each block: they leave one after the other, and arrive together."""
-        bundle, division, start = parcel.bundle, parcel.division, parcel.start_ns
+        """Record an event for each block, all with the measured times of their bundle."""
+        bundle, token_bytes = parcel.bundle, parcel.size_bytes // parcel.bundle.num_tokens
         kind: EventKind = "send" if bundle.is_send else "receive"
-        token_bytes = parcel.size_bytes // bundle.num_tokens
-        spent_ns, tokens = parcel.end_ns - parcel.start_ns, 0
         for transfer in bundle.transfers:
-            tokens += transfer.num_tokens
-            left = parcel.start_ns + spent_ns * tokens // bundle.num_tokens
-            end, size = parcel.end_ns, token_bytes * transfer.num_tokens
             event = Event(
-                kind, start, left if bundle.is_send else end, is_backward, division, transfer.name,
-                bundle.peer, size, transfer.index,
+                kind, parcel.start_ns, parcel.end_ns, is_backward, parcel.division, transfer.name,
+                bundle.peer, token_bytes * transfer.num_tokens, transfer.index,
             )  # fmt: skip
             self.recorder.add(event)
-            start = left if bundle.is_send else start
 
 
 def _end_ns(parcel: Parcel) -> int:

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -137,3 +138,20 @@ def test_the_most_costly_cause_is_the_answer_and_the_others_are_findings(loaded)
 def test_a_trace_without_time_is_no_error(loaded):
     assert [f.text for f in answers(loaded, "measured")] == ["The trace holds no events."]
     assert findings(loaded, "measured") == ()
+
+
+@pytest.mark.parametrize(
+    ("pass_s", "text"),
+    [
+        (1e-6, "The busiest host needs 2\xa0µs for a layer, hidden behind "),
+        (1.0, "The busiest host needs 2\xa0s for a layer, the devices need "),
+    ],
+)
+def test_a_prediction_says_what_hosts_need_that_run_ahead(tmp_path, small_plan, pass_s, text):
+    cluster = replace(small_plan.cluster, host_runs_ahead=True, pass_s=pass_s)
+    plan = replace(small_plan, cluster=cluster)
+    write_plan(tmp_path / "ahead.dcpplan", plan, [simulate(plan)])
+    told = answers(load_file(tmp_path / "ahead.dcpplan"), "simulated")
+    assert told[-1].text.startswith(text)
+    write_plan(tmp_path / "serial.dcpplan", small_plan, [simulate(small_plan)])
+    assert "host needs" not in answers(load_file(tmp_path / "serial.dcpplan"), "simulated")[-1].text
