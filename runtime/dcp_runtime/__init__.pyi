@@ -7,7 +7,8 @@ from .adapters.huggingface.trainer import DCPTrainerMixin
 from .auditing.hook import audit
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
-from .data.local_data import LocalData, next_token_loss
+from .data.local_data import LocalData, by_rollout, next_token_loss
+from .data.trees import RolloutTrees, group_rows
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
 from .execute.dispatch import dispatch, undispatch
@@ -40,6 +41,7 @@ __all__ = [
     "ProbeReport",
     "ProcessWorld",
     "PrometheusLog",
+    "RolloutTrees",
     "RowRules",
     "RunConfig",
     "RunError",
@@ -51,11 +53,13 @@ __all__ = [
     "WandbLog",
     "assert_sees",
     "audit",
+    "by_rollout",
     "check_mask_mod",
     "check_model",
     "dispatch",
     "flex_block_mask",
     "flex_mask_mod",
+    "group_rows",
     "import_mask_mod",
     "next_token_loss",
     "open_world",
