@@ -13,7 +13,7 @@ def agent_log(seed, rollouts=9, turns=4, longest=6, words=WORDS):
     rng = np.random.default_rng(seed)
     found = []
     system = rng.integers(0, words, rng.integers(1, longest + 1)).tolist()
-    for number in range(rollouts):
+    for _ in range(rollouts):
         kind = rng.choice(["new", "retry", "edit", "repeat", "prefix"]) if found else "new"
         base = found[rng.integers(len(found))] if found else system
         cut = int(rng.integers(1, len(base) + 1))
@@ -21,7 +21,7 @@ def agent_log(seed, rollouts=9, turns=4, longest=6, words=WORDS):
             kind, base[:cut]
         )
         if kind in ("new", "retry"):
-            for _ in range(int(rng.integers(1, turns))):
+            for _turn in range(int(rng.integers(1, turns))):
                 tokens = tokens + rng.integers(0, words, rng.integers(1, longest)).tolist()
         elif kind == "edit":
             tokens = [*tokens]

@@ -222,7 +222,7 @@ def by_rollout(
     # One more: the last stands for tokens that are no targets.
     every = values.new_zeros(size + 1).index_add(0, local_data.target_terms, values)
     if dist.is_initialized() and dist.get_world_size(group) > 1:
-        every = all_reduce(every, group=dist.group.WORLD if group is None else group)
+        every = all_reduce(every, group=group)  # type: ignore[no-untyped-call]  # of torch
     return {number: every[own] for number, own in local_data.rollout_terms.items()}
 
 

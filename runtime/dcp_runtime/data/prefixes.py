@@ -7,6 +7,7 @@ is what these two share. Tokens are touched by numpy alone; Python counts sequen
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,7 @@ def sort_sequences(values: NDArray[np.integer], lengths: Ints) -> tuple[Ints, In
     ends = np.cumsum(lengths) * columns
     data, borders = flat.tobytes(), [0, *(ends * flat.itemsize).tolist()]
     # The order of bytes is not that of numbers, but any order by token puts prefixes together.
-    keys = [data[a:b] for a, b in zip(borders, borders[1:], strict=False)]
+    keys = [data[a:b] for a, b in pairwise(borders)]
     order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
     shared, sorted_ends = np.zeros(len(order), np.int64), ends[order].tolist()
     counts = (lengths[order] * columns).tolist()

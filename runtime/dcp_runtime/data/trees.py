@@ -4,7 +4,8 @@
 keeps its own labels and columns.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, overload
@@ -13,7 +14,7 @@ import numpy as np
 
 from dcp_dsl import DatasetError
 from dcp_dsl.arrays import Ints
-from dcp_dsl.files import replacing
+from dcp_dsl.files import check_writable, replacing
 from dcp_runtime.data.prefixes import PrefixTree, build_tree, cut_trees, drop_forks, sort_sequences
 from dcp_runtime.data.rows import Row, RowError, read_tokens, token_columns
 from dcp_runtime.errors import RunError
@@ -43,6 +44,17 @@ class RolloutTrees(Sequence[Row]):
         self.separate_pairs = int((lengths * (lengths + 1)).sum()) // 2
         self.tokens = sum(tree.num_tokens for tree in trees)
         self.pairs = sum(tree.num_pairs for tree in trees)
+
+    def figures(self) -> dict[str, int]:
+        """Return the counts by name, and how many trees there are."""
+        return {
+            "rollouts": self.num_rollouts,
+            "trees": len(self),
+            "separate_tokens": self.separate_tokens,
+            "tokens": self.tokens,
+            "separate_pairs": self.separate_pairs,
+            "pairs": self.pairs,
+        }
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -102,8 +114,7 @@ def group_rows(
     flat = np.concatenate(tokens)
     keys = _narrow(flat)
     if len(names) > 1:
-        others = [_numbered(given, name, lengths) for name in names[1:]]
-        keys = np.stack([flat, *others], 1)
+        keys = np.stack([flat, *(_numbered(given, name, lengths) for name in names[1:])], 1)
     order, shared = sort_sequences(keys.reshape(len(flat), -1), lengths)
     sizes, kept = lengths[order].tolist(), drop_forks(shared, min_gain).tolist()
     found = [
@@ -157,7 +168,7 @@ def _narrow(tokens: Ints) -> np.ndarray[Any, np.dtype[np.integer]]:  # Any: a sh
 def _numbered(rows: Sequence[Row], name: str, lengths: Ints) -> Ints:
     """Number the different values of a column with a value per token, int64 ``[tokens]``."""
     for index, (row, length) in enumerate(zip(rows, lengths.tolist(), strict=True)):
-        value = row.get(name)
+        value: Any = row.get(name)
         if not _is_list(value) or len(value) != length:
             got = f"{len(value)} values" if _is_list(value) else repr(value)[:60]
             raise RowError(
@@ -181,7 +192,8 @@ def _kinds_of_columns(rows: Sequence[Row], by: str, lengths: Ints) -> tuple[list
     A column whose lists have as many values as there are tokens in some rows only is one of others.
     """
     sizes = lengths.tolist()
-    per_token, others = [], []
+    per_token: list[str] = []
+    others: list[str] = []
     for name in rows[0]:
         if name == by or name in NOT_KEPT:
             continue
@@ -228,31 +240,43 @@ def _joined(parts: Sequence[Any]) -> Any:  # Any: lists or arrays
     return list(chain.from_iterable(parts))
 
 
-def write_trees(path: str | Path, trees: Sequence[Mapping[str, Any]]) -> None:  # Any: columns
+def check_name(path: str | Path) -> None:
+    """Refuse a file to which trees cannot be written, before the work.
+
+    Raises:
+        DatasetError: if its name ends otherwise than `write_trees` takes, or it cannot be written.
+    """
+    if Path(path).suffix not in (".parquet", ".jsonl"):
+        raise DatasetError(f"{path}: expected a name that ends in .parquet or .jsonl")
+    check_writable(path, DatasetError)
+
+
+def write_trees(path: str | Path, trees: Sequence[Row]) -> None:
     """Write trees as a data set, .parquet or .jsonl, whole or not at all.
 
     Raises:
         DatasetError: if the name ends otherwise, or the file cannot be written.
     """
-    import json
-
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    suffix = Path(path).suffix
-    if suffix not in (".parquet", ".jsonl"):
-        raise DatasetError(f"{path}: expected a name that ends in .parquet or .jsonl")
-
-    def plain(value: Any) -> Any:  # Any: a value of a row
-        return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
-
+    check_name(path)
     with replacing(path, DatasetError) as draft:
-        if suffix == ".parquet":
+        if Path(path).suffix == ".parquet":
             names = trees[0].keys() if trees else ()
-            table = pa.table({name: [row[name] for row in trees] for name in names})
-            pq.write_table(table, draft)  # type: ignore[no-untyped-call]  # the stubs lack it
+            pq.write_table(pa.table({name: [row[name] for row in trees] for name in names}), draft)
             return
         with draft.open("w", encoding="utf-8") as file:
-            for row in trees:
-                columns = {name: plain(value) for name, value in row.items()}
-                file.write(json.dumps(columns, default=plain) + "\n")
+            file.writelines(f"{json.dumps(dict(row), default=_plain)}\n" for row in trees)
+
+
+def _plain(value: Any) -> Any:  # Any: what a row holds
+    """Return what JSON can say of arrays and numbers of numpy."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, bytes):
+        return list(value)
+    raise DatasetError(
+        f"expected values that JSON can hold, got {type(value).__name__}; write .parquet, or leave "
+        "the column out"
+    )
