@@ -100,7 +100,10 @@ def group_rows(
     >>> trees.separate_tokens, trees.tokens, trees[0]["tokens"].tolist(), trees[0]["reward"]
     (6, 4, [1, 2, 3, 4], [1, 0])
     """
-    for name, value in (("min_gain", min_gain), ("token_budget", token_budget or 1)):
+    for name, value in (
+        ("min_gain", min_gain),
+        ("token_budget", 1 if token_budget is None else token_budget),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise RunError(f"group_rows: expected {name} of at least 1, got {value!r}")
     names = [by] if isinstance(by, str) else list(by)
