@@ -6,7 +6,7 @@ import pytest
 import torch
 from losses_model import Model, attend_causally
 from tree_rollouts import agent_log, nodes_of_trie, shares
-from trees_ranks import CASES, policy_terms
+from trees_ranks import CASES, of_sequences, policy_terms
 
 from dcp_runtime import group_rows
 
@@ -14,7 +14,7 @@ from dcp_runtime import group_rows
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, start_ranks):
     saved = {}
-    for ranks in (1, 3):
+    for ranks in (1, 4):
         folder = tmp_path_factory.mktemp("trees")
         start_ranks(ranks, Path(__file__).with_name("trees_ranks.py"), folder, folder)
         saved[ranks] = [torch.load(folder / f"found-{rank}.pt") for rank in range(ranks)]
@@ -40,16 +40,18 @@ def separate(model, rows, *, once):
             torch.tensor(row[name], dtype=torch.float64)[1:] for name in ("advantages", "old")
         )
         total = total + (policy_terms(own, *columns) * weights).sum()
-        log_probs[number] = torch.cat([torch.zeros(1).double(), own.detach() * counted])
+        log_probs[number] = torch.cat([torch.zeros(1).double(), own * counted])
     return total / round(targets), log_probs
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("name", CASES)
 def test_trees_train_as_separate_rollouts_do(found, name, ranks):
     model, rows = Model(), agent_log(3)
     loss, log_probs = separate(model, rows, once=name == "once")
+    if name == "sequence":
+        loss = of_sequences(log_probs, rows)
     loss.backward()
     for rank in found[ranks]:
         assert (rank[name]["trees"] > 1) == (name == "budget")
@@ -61,7 +63,7 @@ def test_trees_train_as_separate_rollouts_do(found, name, ranks):
         assert rank[name]["log_probs"].keys() == log_probs.keys()
         for number, wanted in log_probs.items():
             got = rank[name]["log_probs"][number]
-            torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(got, wanted.detach(), rtol=1e-12, atol=1e-14)
 
 
 def test_trees_hold_as_few_tokens_as_a_trie():

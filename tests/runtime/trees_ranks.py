@@ -17,6 +17,7 @@ SPEC = Spec.from_text("mask own = prompt_tree")
 CASES = {
     "per_path": {"shared_targets": "per_path"},
     "once": {"shared_targets": "once"},
+    "sequence": {"shared_targets": "per_path"},
     "budget": {"shared_targets": "per_path", "token_budget": 24, "micro_batches": 2},
 }
 
@@ -27,8 +28,17 @@ def policy_terms(log_probs, advantages, old):
     return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
 
 
-def trained(case, executor):
-    options = {"token_budget": 256, **case}
+def of_sequences(log_probs, columns):
+    """Return the mean over rollouts of a ratio for each whole rollout, clipped."""
+    terms = []
+    for number, own in log_probs.items():
+        advantage, ratio = columns[number]["advantages"][0], (own.sum() / 50).exp()
+        terms.append(-torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
+    return torch.stack(terms).mean()
+
+
+def trained(name, executor):
+    options = {"token_budget": 256, **CASES[name]}
     rows = agent_log(3)
     trees = group_rows(rows, token_budget=options["token_budget"])
     loader = make_loader(
@@ -46,6 +56,8 @@ def trained(case, executor):
         log_probs = logits.log_softmax(-1)[data.target_rows, data.target_ids]
         terms = policy_terms(log_probs, data.target_extra["advantages"], data.target_extra["old"])
         loss = (terms * data.target_weights).sum() / data.num_targets
+        if name == "sequence":
+            loss = of_sequences(by_rollout(log_probs, data), rows) / dist.get_world_size()
         loss.backward()
         total += loss.detach()
         found |= {number: own.detach() for number, own in by_rollout(log_probs, data).items()}
@@ -61,7 +73,7 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     with DCPExecutor() as executor:
-        found = {name: trained(case, executor) for name, case in CASES.items()}
+        found = {name: trained(name, executor) for name in CASES}
     torch.save(found, Path(sys.argv[1]) / f"found-{dist.get_rank()}.pt")
     dist.destroy_process_group()
 

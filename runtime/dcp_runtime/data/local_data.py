@@ -8,7 +8,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.nn.functional import all_reduce
 from torch.nn import functional
 
 from dcp_dsl.arrays import Ints
@@ -208,6 +207,8 @@ def by_rollout(
     Raises:
         RunError: if `values` are not one per target, or the batch holds no trees of rollouts.
     """
+    if not local_data.rows:
+        return {}
     if not local_data.rollout_terms:
         raise RunError(
             "by_rollout: expected a batch of trees, got rows without rollouts; give the loader "
@@ -218,12 +219,32 @@ def by_rollout(
             f"by_rollout: expected values [{len(local_data.target_terms)}], one per target, got "
             f"{list(values.shape)}; compute them at local_data.target_rows"
         )
-    size = 1 + max(int(own.max()) for own in local_data.rollout_terms.values())
-    # One more: the last stands for tokens that are no targets.
-    every = values.new_zeros(size + 1).index_add(0, local_data.target_terms, values)
+    terms = torch.cat(list(local_data.rollout_terms.values()))
+    size, own = int(terms.max()) + 1, local_data.target_terms
+    of_rollouts = own < size  # rows that are no trees may have targets behind these
+    # One more place: -1 is the last, for tokens that are no targets.
+    every = values.new_zeros(size + 1).index_add(0, own[of_rollouts], values[of_rollouts])
     if dist.is_initialized() and dist.get_world_size(group) > 1:
-        every = all_reduce(every, group=group)  # type: ignore[no-untyped-call]  # of torch
-    return {number: every[own] for number, own in local_data.rollout_terms.items()}
+        every = _SumOverRanks.apply(every, group)  # type: ignore[no-untyped-call]  # of torch
+    found = every[terms].split_with_sizes([len(each) for each in local_data.rollout_terms.values()])
+    return dict(zip(local_data.rollout_terms, found, strict=True))
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Adds tensors over ranks; what all ranks make of the sum flows back to each of them."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:  # Any: torch
+        ctx.group = group
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 def next_token_loss(

@@ -12,7 +12,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from dcp_dsl import DatasetError
+from dcp_dsl import Dataset, DatasetError
 from dcp_dsl.arrays import Ints
 from dcp_dsl.files import check_writable, replacing
 from dcp_runtime.data.prefixes import PrefixTree, build_tree, cut_trees, drop_forks, sort_sequences
@@ -68,7 +68,7 @@ class RolloutTrees(Sequence[Row]):
 
 
 def group_rows(
-    rows: Iterable[Row],
+    rows: Dataset | Iterable[Row],
     by: str | Sequence[str] = "tokens",
     *,
     token_budget: int | None = None,
@@ -109,6 +109,8 @@ def group_rows(
     names = [by] if isinstance(by, str) else list(by)
     if not names:
         raise RunError("group_rows: expected by= to name the column of the tokens, got none")
+    if isinstance(rows, Dataset):
+        rows = (rows[number] for number in range(len(rows)))
     given = list(rows)
     tokens = _read_tokens(given, names[0], token_budget)
     if not tokens:
