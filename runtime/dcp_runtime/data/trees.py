@@ -110,7 +110,7 @@ def group_rows(
     if not names:
         raise RunError("group_rows: expected by= to name the column of the tokens, got none")
     if isinstance(rows, Dataset):
-        rows = (rows[number] for number in range(len(rows)))
+        rows = [rows[number] for number in range(len(rows))]
     given = list(rows)
     tokens = _read_tokens(given, names[0], token_budget)
     if not tokens:
