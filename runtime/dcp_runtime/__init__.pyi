@@ -4,6 +4,7 @@ from .adapters.huggingface.attention import register_dcp
 from .adapters.huggingface.model_check import check_model
 from .adapters.huggingface.prefill import prefill
 from .adapters.huggingface.trainer import DCPTrainerMixin
+from .adapters.placement import BatchSharder, TokenPlacement
 from .auditing.hook import audit
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
@@ -25,6 +26,7 @@ from .verify.verification import TensorError
 
 __all__ = [
     "BatchPlan",
+    "BatchSharder",
     "DCPAttn",
     "DCPDataloader",
     "DCPExecutor",
@@ -50,6 +52,7 @@ __all__ = [
     "StackedPlans",
     "TensorBoardLog",
     "TensorError",
+    "TokenPlacement",
     "WandbLog",
     "assert_sees",
     "audit",
