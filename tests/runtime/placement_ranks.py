@@ -1,4 +1,4 @@
-"""One rank that trains a model through the hooks of NeMo Automodel: ``placement_ranks.py OUT``."""
+"""One rank that trains through the hooks of Automodel and verl: ``placement_ranks.py OUT``."""
 
 import contextlib
 import sys
@@ -16,6 +16,7 @@ from automodel_stand_in import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
+from verl_stand_in import Engine
 
 from dcp_dsl import Spec
 from dcp_planner import ModelShape, PlanConfig
@@ -118,6 +119,58 @@ def trained(case, executor, mesh):
     }  # fmt: skip
 
 
+class PlacedEngine(Engine):
+    """verl's engine with our placement: what a user writes."""
+
+    sharder: BatchSharder
+
+    def prepare_model_inputs(self, micro_batch):
+        self.use_ulysses_sp = False  # whole and in order: the sharder cuts
+        inputs, args = super().prepare_model_inputs(micro_batch)
+        names = ("input_ids_rmpad_rolled", "temperature_rmpad")
+        self.lengths = [len(each) for each in micro_batch["input_ids"]]
+        whole = {**inputs, **{name: args[name][None] for name in names}}
+        part, self.place = self.sharder.shard(whole)
+        args |= {name: part.pop(name)[0] for name in names}
+        args["temperature_rmpad"][self.place.own :] = 1
+        return part, args
+
+    def _gather_and_unpad_packed(self, values, pad_size):
+        return self.place.undispatch(values, self.sharder.group, dim=0)
+
+
+def rollouts_of():
+    """Return a micro-batch of verl, and the advantages of its sequences."""
+    draw = torch.Generator().manual_seed(4)
+    ids = [torch.randint(3, 67, (n,), generator=draw) for n in (13, 5, 17, 2)]
+    return {"input_ids": ids, "temperature": 0.7}, [1.5, -0.25, 0.5, 2.0]
+
+
+def policy_loss(log_probs, advantages):
+    """Return the loss of whole sequences, without the last token, whose target is rolled in."""
+    terms = [
+        -(own[:-1].mean().exp() * advantage)
+        for own, advantage in zip(log_probs, advantages, strict=True)
+    ]
+    return torch.stack(terms).mean()
+
+
+def trained_by_verl(executor, mesh):
+    engine = PlacedEngine(model_of("dcp"))
+    engine.sharder = BatchSharder(
+        SPEC.mask("docs"), executor, ModelShape(4, 4, 8, 8),
+        lambda _, __: {"seq_lens": engine.lengths}, mesh, PlanConfig("static:zigzag"),
+    )  # fmt: skip
+    micro_batch, advantages = rollouts_of()
+    out = engine.forward_step(micro_batch)
+    policy_loss(out.log_probs, advantages).backward()
+    for weight in engine.module.parameters():  # FSDP averages over its ranks
+        dist.all_reduce(weight.grad)
+        weight.grad /= dist.get_world_size()
+    gradients = {name: each.grad for name, each in engine.module.named_parameters()}
+    return {"log_probs": [each.detach() for each in out.log_probs], "gradients": gradients}
+
+
 def main():
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -125,6 +178,7 @@ def main():
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",))
     with DCPExecutor(mesh) as executor:
         found = {case: trained(case, executor, mesh) for case in CASES}
+        found["verl"] = trained_by_verl(executor, mesh)
     torch.save(found, Path(sys.argv[1]) / f"found-{dist.get_rank()}.pt")
     dist.destroy_process_group()
 

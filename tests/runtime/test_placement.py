@@ -5,7 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from placement_ranks import CASES, LENGTHS, PARENTS, batch_of, loss_of, model_of
+from placement_ranks import (
+    CASES,
+    LENGTHS,
+    PARENTS,
+    batch_of,
+    loss_of,
+    model_of,
+    policy_loss,
+    rollouts_of,
+)
 
 from dcp_dsl import Spec
 from dcp_planner import ModelShape
@@ -100,6 +109,24 @@ def test_the_maps_of_all_ranks_hold_every_token_once(found, case):
         # Each rank made the same of the joined tensor, and padding is not part of it.
         wanted = torch.where(rank["indices"] < tokens, RANKS * (rank["indices"] + 1.0), 0.0)
         assert torch.equal(rank["joined_gradient"], wanted[None].double())
+
+
+@pytest.mark.dist
+def test_the_engine_of_verl_has_the_log_probs_and_gradients_of_one_process(found):
+    model, log_probs = model_of("sdpa"), []
+    micro_batch, advantages = rollouts_of()
+    temperature = float(torch.tensor(micro_batch["temperature"]))  # a float32
+    for ids in micro_batch["input_ids"]:
+        logits = model(ids[None], use_cache=False).logits[0] / temperature
+        log_probs.append(logits.log_softmax(-1)[torch.arange(len(ids)), torch.roll(ids, -1)])
+    policy_loss(log_probs, advantages).backward()
+    for rank in (each["verl"] for each in found):
+        for got, wanted in zip(rank["log_probs"], log_probs, strict=True):
+            torch.testing.assert_close(got[:-1], wanted.detach()[:-1], rtol=1e-10, atol=1e-12)
+        for name, weight in model.named_parameters():
+            torch.testing.assert_close(
+                rank["gradients"][name], weight.grad, rtol=1e-10, atol=1e-12, msg=name
+            )
 
 
 def refused(batch, message, **options):
