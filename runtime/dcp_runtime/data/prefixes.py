@@ -175,6 +175,18 @@ def build_tree(places: range, lengths: Sequence[int], shared: Sequence[int]) -> 
             add(place, depth, lengths[place], is_fork=False)
             path.append(len(begin) - 1)
         last.append(path[-1])
+    return _depth_first(first, source, begin, end, parent, last)
+
+
+def _depth_first(
+    first: list[int],
+    source: list[int],
+    begin: list[int],
+    end: list[int],
+    parent: list[int],
+    last: list[int],
+) -> PrefixTree:
+    """Number the nodes of a tree anew, by their first sequence and depth."""
     order = np.lexsort((begin, first))
     number = np.empty(len(order) + 1, np.int64)
     number[order], number[-1] = np.arange(len(order)), -1  # -1 stays -1
