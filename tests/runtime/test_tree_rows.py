@@ -109,10 +109,10 @@ def test_a_fork_that_saves_too_little_is_left_out(min_gain):
 
 
 def test_a_budget_keeps_the_longest_prefixes():
-    rows = [{"tokens": tokens} for tokens in ([1, 5], [1, 2, 3, 4, 6], [1, 2, 3, 4, 7], [1, 8])]
+    rows = [{"tokens": tokens} for tokens in ([1, 2], [1, 5, 5, 5, 6], [1, 5, 5, 5, 7])]
     trees = group_rows(rows, token_budget=6)
-    assert sorted(row["rollout_rows"].tolist() for row in trees) == [[0, 3], [1, 2]]
-    assert (trees.separate_tokens, trees.tokens, trees.pairs) == (14, 9, 15 + 5 + 5)
+    assert sorted(row["rollout_rows"].tolist() for row in trees) == [[0], [1, 2]]
+    assert (trees.separate_tokens, trees.tokens, trees.pairs) == (12, 8, 3 + 15 + 5)
 
 
 def test_rollouts_with_other_images_share_no_more_than_what_is_before():

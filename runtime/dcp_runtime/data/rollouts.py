@@ -164,7 +164,6 @@ def merge_terms(
     at = np.concatenate([rollout.at for rollout in rollouts])
     ends = np.cumsum([len(rollout.at) for rollout in rollouts])
     is_term = labels != IGNORE_LABEL
-    is_term[np.append(0, ends[:-1])] = False  # nothing predicts the first token of a rollout
     columns = [at, labels, *(_sortable(values) for values in extra.values())]
     keys = np.stack([column[is_term] for column in columns])
     order = np.lexsort(keys[::-1])  # by token, then by what is said of it
