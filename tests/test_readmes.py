@@ -271,8 +271,8 @@ def test_planner_readme_runs_and_so_do_those_that_read_its_plan(tmp_path: Path, 
     run(reading, tmp_path)
 
 
-@pytest.mark.parametrize("path", ["dcp_dsl/README.md", "grammar/README.md"])
-def test_sessions_of_a_room_readme_are_true(path: str):
+@pytest.mark.parametrize("path", ["dcp_dsl/README.md", "grammar/README.md", "docs/rollouts.md"])
+def test_sessions_of_a_page_are_true(path: str):
     results = doctest.testfile(str(ROOT / path), module_relative=False)
     assert results.attempted > 0
     assert results.failed == 0

@@ -4,10 +4,12 @@ from .adapters.huggingface.attention import register_dcp
 from .adapters.huggingface.model_check import check_model
 from .adapters.huggingface.prefill import prefill
 from .adapters.huggingface.trainer import DCPTrainerMixin
+from .adapters.placement import BatchSharder, TokenPlacement
 from .auditing.hook import audit
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
-from .data.local_data import LocalData, next_token_loss
+from .data.local_data import LocalData, by_rollout, next_token_loss
+from .data.trees import RolloutTrees, group_rows
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
 from .execute.dispatch import dispatch, undispatch
@@ -24,6 +26,7 @@ from .verify.verification import TensorError
 
 __all__ = [
     "BatchPlan",
+    "BatchSharder",
     "DCPAttn",
     "DCPDataloader",
     "DCPExecutor",
@@ -40,6 +43,7 @@ __all__ = [
     "ProbeReport",
     "ProcessWorld",
     "PrometheusLog",
+    "RolloutTrees",
     "RowRules",
     "RunConfig",
     "RunError",
@@ -48,14 +52,17 @@ __all__ = [
     "StackedPlans",
     "TensorBoardLog",
     "TensorError",
+    "TokenPlacement",
     "WandbLog",
     "assert_sees",
     "audit",
+    "by_rollout",
     "check_mask_mod",
     "check_model",
     "dispatch",
     "flex_block_mask",
     "flex_mask_mod",
+    "group_rows",
     "import_mask_mod",
     "next_token_loss",
     "open_world",

@@ -1,4 +1,4 @@
-"""The commands `dcpm run`, `dcpm calibrate`, `dcpm top`, `dcpm probe` and `dcpm audit`.
+"""The commands `dcpm run`, `calibrate`, `top`, `probe`, `audit` and `trees`.
 
 Each imports its libraries when it runs, so that `dcpm --help` does not wait for torch.
 """
@@ -375,3 +375,50 @@ def audit(
     click.echo(shown)
     if any(each.is_fault for each in found):
         sys.exit(1)
+
+
+@click.command()
+@click.argument("data", metavar="DATA", type=click.Path())
+@click.option("--by", default="tokens", show_default=True, metavar="COLUMNS",
+              help="Column of the tokens, and others that must agree, such as hashes of images: "
+              "tokens,image_hash.")  # fmt: skip
+@click.option("--token-budget", type=click.IntRange(min=1),
+              help="Most tokens of a tree.  [default: any number]")  # fmt: skip
+@click.option("--min-gain", type=click.IntRange(min=1), default=1, show_default=True,
+              help="Least tokens that a fork must save.")  # fmt: skip
+@click.option("--out", type=click.Path(), help="Data set of trees to write: .parquet or .jsonl.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def trees(
+    data: str,
+    by: str,
+    token_budget: int | None,
+    min_gain: int,
+    out: str | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Find the prefixes that rollouts in DATA share, and store each once.
+
+    DATA is a file or folder of .parquet or .jsonl, a rollout in each row. Says what trees save;
+    --out writes them, rows for the mask `prompt_tree` and for `DCPDataloader`.
+    """
+    from dcp_dsl import read_dataset
+    from dcp_runtime.data.trees import check_name, group_rows, write_trees
+
+    if out is not None:
+        check_name(out)
+    names = [name.strip() for name in by.split(",")]
+    found = group_rows(read_dataset(data), names, token_budget=token_budget, min_gain=min_gain)
+    if out is not None:
+        write_trees(out, found)
+        click.echo(f"wrote {out}", err=True)
+    figures = found.figures()
+    if as_json:
+        click.echo(json.dumps({"schema": "dcp.trees/1", "file": out, **figures}))
+        return
+    click.echo(f"{found.num_rollouts:,} rollouts, {len(found):,} trees")
+    for name in ("tokens", "pairs"):
+        every, kept = figures[f"separate_{name}"], figures[name]
+        click.echo(
+            f"{name}  {every:,} separate, {kept:,} in trees, {every / max(1, kept):.2f} times"
+        )

@@ -13,6 +13,7 @@ from pathlib import Path
 import grpo
 import loss_parity
 import pytest
+import rollouts
 import torch
 import torch.distributed as dist
 import train_gpt
@@ -194,6 +195,22 @@ def test_packed_groups_train_as_their_separate_sequences_do(tmp_path, start_rank
     for name, gradient in gradients[0].items():
         apart = gradients[1][name]
         assert (gradient - apart).norm() <= 1e-5 * apart.norm(), name
+
+
+@pytest.mark.dist
+def test_trees_of_rollouts_train_as_the_rollouts_do_alone(tmp_path, start_ranks):
+    first, _ = start_ranks(2, EXAMPLES / "rollouts.py", tmp_path, "--steps", "2")
+    saved, *steps = first.splitlines()
+    given, policy = rollouts.sampled_rollouts()
+    paths = {bytes(run["tokens"][: n + 1]) for run in given for n in range(len(run["tokens"]))}
+    assert f"trees of {len(paths):,}," in saved
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wanted = rollouts.train_separate(policy, given, 2)
+    finally:
+        dist.destroy_process_group()
+    found = [tuple(map(float, re.findall(r"-?\d+\.\d+", line))) for line in steps]
+    assert found == [pytest.approx(each, rel=1e-3, abs=2e-6) for each in wanted]
 
 
 @pytest.mark.dist

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.content import describe_content
 from dcp_runtime.data.loss_masks import IGNORE_LABEL
+from dcp_runtime.data.rollouts import Terms
 from dcp_runtime.data.sequences import PackedSequence, join_extra
 from dcp_runtime.errors import RunError
 
@@ -45,6 +47,9 @@ class LocalData:
             another rank may own.
         micro_batch: number of the micro-batch within its global batch.
         micro_batches: of the global batch, the same on every replica.
+        target_terms: int64 ``[N]``, number of each target among those of the whole micro-batch.
+        rollout_terms: of rows that `group_rows` made, by number of the rollout: for each of its
+            tokens the number of its target, -1 for none; `by_rollout` reads both.
     """
 
     tokens: Tensor
@@ -61,6 +66,8 @@ class LocalData:
     target_extra: Mapping[str, Tensor] = field(default_factory=dict)
     micro_batch: int = 0
     micro_batches: int = 1
+    target_terms: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    rollout_terms: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
     def ends_step(self) -> bool:
@@ -113,31 +120,42 @@ def take_local(
     empty = np.zeros(0, np.int64)
     # `at` are the packed positions of the targets, `previous` of the tokens that predict them.
     # Without sequences `starts` still has a 0, so these pairs cannot be strict.
-    at = np.concatenate([empty, *(own + n for own, n in zip(targets, starts, strict=False))])
+    terms = [own.terms_of(found) for own, found in zip(columns, targets, strict=False)]
+    at = np.concatenate([empty, *(own.token + n for own, n in zip(terms, starts, strict=False))])
     tokens = np.concatenate([empty, *(sequence.tokens for sequence in sequences)])
     labels = np.full(len(tokens), IGNORE_LABEL, np.int64)
     wanted = np.concatenate([own.targets for own in columns])
     previous = np.concatenate(
-        [empty, *(own.previous[t] + n for own, t, n in zip(columns, targets, starts, strict=False))]
+        [
+            empty,
+            *(own.previous[t.token] + n for own, t, n in zip(columns, terms, starts, strict=False)),
+        ]
     )
+    ids = np.concatenate([empty, *(own.label for own in terms)])
     # Of several targets of one token the last is its label; `target_ids` holds all.
-    labels[previous] = wanted[at]
+    labels[previous] = ids
     position_ids = np.concatenate([own.positions for own in columns])
     sequence_ids = np.repeat(np.arange(len(sequences)), lengths)
     place = np.full(len(tokens), -1, np.int64)  # of each packed token among those of the rank
     place[local] = np.arange(len(local))
     is_mine = place[previous] >= 0
-    mine, rows = at[is_mine], place[previous[is_mine]]
     # Sorted by the predicting row, so that gathering logits reads them in order.
-    order = np.argsort(rows, kind="stable")
-    mine, rows = mine[order], rows[order]
-    weights = np.concatenate([own.weights for own in columns])
+    mine = np.flatnonzero(is_mine)[np.argsort(place[previous[is_mine]], kind="stable")]
+    weights = np.concatenate([np.zeros(0, np.float32), *(own.weight for own in terms)])
     extra = {
         name: join_extra(name, [own.extra[name] for own in columns]) for name in like.columns.extra
     }
+    target_extra = {
+        name: join_extra(name, [own.extra[name] for own in terms or columns]) for name in extra
+    }
+    rollouts, told = _rollouts_of(terms), {}
+    if rollouts:
+        told = {"terms": at, "term_ids": ids, **{f"term {k}": v for k, v in target_extra.items()}}
     row_numbers = tuple(sequence.row for sequence in sequences)
     # Of the whole columns, which every rank reads: ranks compare this line.
-    content = describe_content(row_numbers, num_targets, (tokens, wanted, position_ids), extra)
+    content = describe_content(
+        row_numbers, num_targets, (tokens, wanted, position_ids), extra | told
+    )
     data = LocalData(
         tokens=torch.from_numpy(tokens[local]),
         labels=torch.from_numpy(labels[local]),
@@ -146,13 +164,87 @@ def take_local(
         sequence_ids=torch.from_numpy(sequence_ids[local]),
         rows=row_numbers,
         num_targets=num_targets,
-        target_rows=torch.from_numpy(rows),
-        target_ids=torch.from_numpy(wanted[mine]),
+        target_rows=torch.from_numpy(place[previous[mine]]),
+        target_ids=torch.from_numpy(ids[mine]),
         target_weights=torch.from_numpy(weights[mine]),
         extra={name: torch.from_numpy(values[local]) for name, values in extra.items()},
-        target_extra={name: torch.from_numpy(values[mine]) for name, values in extra.items()},
+        target_extra={
+            name: torch.from_numpy(values[mine]) for name, values in target_extra.items()
+        },
+        target_terms=torch.from_numpy(mine),
+        rollout_terms=rollouts,
     )
     return data, content
+
+
+def _rollouts_of(terms: Sequence[Terms]) -> dict[int, Tensor]:
+    """Return for every rollout of the trees of a batch the term of each token, -1 for none."""
+    found, begin = {}, 0
+    for own in terms:
+        for number, chosen in own.of.items():
+            found[number] = torch.from_numpy(np.where(chosen < 0, -1, chosen + begin))
+        begin += len(own.token)
+    return found
+
+
+def by_rollout(
+    values: Tensor, local_data: LocalData, group: dist.ProcessGroup | None = None
+) -> dict[int, Tensor]:
+    """Give every rollout of the trees of a batch its values: log-probabilities, losses, entropies.
+
+    Values are added over the ranks, gradients pass through. All ranks get all rollouts: a loss that
+    each of them computes from these is to be divided by the number of ranks.
+
+    Args:
+        values: ``[N]``, one for each target of this rank.
+        local_data: the batch, of rows that `group_rows` made.
+        group: the ranks that share the batch; by default all.
+
+    Returns:
+        For each number of a row that `group_rows` was given a tensor ``[n]``: at each of its tokens
+        the value of that token as a target, 0 where its loss counts none.
+
+    Raises:
+        RunError: if `values` are not one per target, or the batch holds no trees of rollouts.
+    """
+    if not local_data.rows:
+        return {}
+    if not local_data.rollout_terms:
+        raise RunError(
+            "by_rollout: expected a batch of trees, got rows without rollouts; give the loader "
+            "the rows of group_rows"
+        )
+    if values.shape != local_data.target_terms.shape:
+        raise RunError(
+            f"by_rollout: expected values [{len(local_data.target_terms)}], one per target, got "
+            f"{list(values.shape)}; compute them at local_data.target_rows"
+        )
+    terms = torch.cat(list(local_data.rollout_terms.values()))
+    size, own = int(terms.max()) + 1, local_data.target_terms
+    of_rollouts = own < size  # rows that are no trees may have targets behind these
+    # One more place: -1 is the last, for tokens that are no targets.
+    every = values.new_zeros(size + 1).index_add(0, own[of_rollouts], values[of_rollouts])
+    if dist.is_initialized() and dist.get_world_size(group) > 1:
+        every = _SumOverRanks.apply(every, group)  # type: ignore[no-untyped-call]  # of torch
+    found = every[terms].split_with_sizes([len(each) for each in local_data.rollout_terms.values()])
+    return dict(zip(local_data.rollout_terms, found, strict=True))
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """Adds tensors over ranks; what all ranks make of the sum flows back to each of them."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup | None) -> Tensor:  # Any: torch
+        ctx.group = group
+        total = values.clone()
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total, group=ctx.group)
+        return total, None
 
 
 def next_token_loss(

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
-from torch.utils.data import DataLoader
 
 from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack
 from dcp_dsl.arrays import Ints
@@ -271,6 +270,8 @@ def open_rows(
     dataset: Any, token_column: str | None
 ) -> IndexedRows | StreamedRows:  # Any: a user's
     """Wrap a data set as `IndexedRows` if it gives rows by number, else as `StreamedRows`."""
+    from torch.utils.data import DataLoader  # here: `dcpm trees` needs no torch
+
     if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
         raise DatasetError(
             "expected a data set of rows, got batches of torch's DataLoader; DCPDataloader packs "

@@ -15,6 +15,7 @@ from dcp_dsl import DatasetError, Mask, Sample, Stack, TokenPaths, row_name, tok
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.loss_masks import IGNORE_LABEL, Values
+from dcp_runtime.data.rollouts import Rollout, Terms, find_rollouts, merge_terms
 from dcp_runtime.data.rows import Resolver, Row, RowError, Tokens, TokensRead
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.unread import ReadRow, UnreadColumns
@@ -38,7 +39,9 @@ class TokenColumns:
         positions: int64 ``[n]``.
         previous: int64 ``[n]``, the token that predicts each token; -1 for the first of a path.
         weights: float32 ``[n]``, how much each token counts as a target.
-        extra: the extra columns, bool, int64 or float32 ``[n]`` each.
+        extra: the extra columns, bool, int64 or float32 ``[n]`` each; in a tree of rollouts those
+            of the first rollout that holds a token.
+        terms: of a tree of rollouts, whose tokens may be targets several times.
     """
 
     targets: Ints
@@ -46,14 +49,22 @@ class TokenColumns:
     previous: Ints
     weights: NDArray[np.float32]
     extra: Mapping[str, Values]
+    terms: Terms | None = None
 
     def first(self, count: int) -> "TokenColumns":
         """Return the columns of the first tokens."""
         extra = {name: values[:count] for name, values in self.extra.items()}
         return TokenColumns(
             self.targets[:count], self.positions[:count], self.previous[:count],
-            self.weights[:count], extra,
+            self.weights[:count], extra, self.terms and self.terms.first(count),
         )  # fmt: skip
+
+    def terms_of(self, targets: Ints) -> Terms:
+        """Return the terms of the loss for some tokens, in rising order."""
+        if self.terms is not None:
+            return self.terms.keep(np.isin(self.terms.token, targets))
+        extra = {name: values[targets] for name, values in self.extra.items()}
+        return Terms(targets, self.targets[targets], self.weights[targets], extra, {})
 
 
 def read_columns(
@@ -329,14 +340,11 @@ class RowReader:
             masks, cycle = stack.masks, stack.cycle()
             # Of the whole row, whose length all columns must have; they are cut below.
             paths = find_paths(masks, sample)
-            columns = read_columns(self.rules, row, tokens, paths)
-            self.alignment.check(index, self.rules.labels_column, columns.targets, tokens)
-            counted = columns.targets != IGNORE_LABEL
-            has_labels = self.rules.labels_column in row
-            own = ReadRow(
-                index, tokens, counted, columns.positions, sample.columns, paths, has_labels
-            )
-            self.unread.check(row, own)
+            if rollouts := find_rollouts(row, len(tokens), paths):
+                assert paths is not None or len(rollouts) == 1, "a mask without branches has a path"
+                columns = self._read_tree(rollouts, tokens, paths)
+            else:
+                columns = self._read_plain(index, row, tokens, sample.columns, paths)
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")
             return None
@@ -344,6 +352,79 @@ class RowReader:
             raise RunError(f"row {index}: {error}") from error
         name, used = row_name(index, row), tokens[:count]
         return PackedSequence(index, name, used, columns.first(count), masks, cycle, sample)
+
+    def _read_plain(
+        self,
+        index: int,
+        row: Row,
+        tokens: Tokens,
+        read: Mapping[str, Any],  # Any: as `Sample.columns`
+        paths: TokenPaths | None,
+    ) -> TokenColumns:
+        """Read and judge the columns of a row, or of a rollout; masks read some of them."""
+        columns = read_columns(self.rules, row, tokens, paths)
+        self.alignment.check(index, self.rules.labels_column, columns.targets, tokens)
+        counted = columns.targets != IGNORE_LABEL
+        has_labels = self.rules.labels_column in row
+        self.unread.check(
+            row, ReadRow(index, tokens, counted, columns.positions, read, paths, has_labels)
+        )
+        return columns
+
+    def _read_tree(
+        self, rollouts: Sequence[Rollout], tokens: Tokens, paths: TokenPaths | None
+    ) -> TokenColumns:
+        """Read the columns of each rollout as those of a row, and join them."""
+        read: list[TokenColumns] = []
+        for rollout in rollouts:
+            try:
+                own = self._read_plain(rollout.number, rollout.row, tokens[rollout.at], {}, None)
+            except (DatasetError, RunError) as error:
+                raise type(error)(f"rollout {rollout.number}: {error}") from error
+            read.append(own)
+        return join_rollouts(rollouts, read, len(tokens), paths, self.rules)
+
+
+def join_rollouts(
+    rollouts: Sequence[Rollout],
+    read: Sequence[TokenColumns],
+    length: int,
+    paths: TokenPaths | None,
+    rules: RowRules,
+) -> TokenColumns:
+    """Join the columns of the rollouts of a tree of so many tokens.
+
+    Raises:
+        DatasetError: if two rollouts give a token that they share different positions.
+    """
+    at = np.concatenate([rollout.at for rollout in rollouts])[::-1]  # the first rollout comes last
+    joined = {
+        name: join_extra(name, [own.extra[name] for own in read]) for name in rules.extra_columns
+    }
+    is_once = rules.shared_targets == "once"
+    labels = np.concatenate([own.targets for own in read])
+    terms = merge_terms(rollouts, labels, joined, once=is_once)
+    targets = np.full(length, IGNORE_LABEL)
+    targets[terms.token] = terms.label
+    # Exactly 1, which a sum of shares may miss.
+    weights = (
+        np.bincount(terms.token, terms.weight, length) if len(terms.token) else np.zeros(length)
+    )
+    weights = (weights > 0).astype(np.float64) if is_once else weights
+    extra = {name: np.zeros(length, values.dtype) for name, values in joined.items()}
+    for name, values in joined.items():
+        extra[name][at] = values[::-1]
+    positions, own = np.zeros(length, np.int64), np.concatenate([own.positions for own in read])
+    positions[at] = own[::-1]
+    if (differs := np.flatnonzero(positions[at] != own[::-1])).size:
+        raise DatasetError(
+            f"column `{rules.position_column}`: two rollouts share token {at[differs[-1]]} of the "
+            f"tree and give it positions {positions[at[differs[-1]]]} and "
+            f"{own[::-1][differs[-1]]}; name the column in group_rows(by=...), which keeps them "
+            "apart"
+        )
+    previous = np.arange(-1, length - 1) if paths is None else paths.previous
+    return TokenColumns(targets, positions, previous, weights.astype(np.float32), extra, terms)
 
 
 def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:

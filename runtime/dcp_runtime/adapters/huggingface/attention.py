@@ -32,8 +32,9 @@ from dcp_runtime.adapters.huggingface.model_check import (
     place_of,
     walked_mask,
 )
-from dcp_runtime.adapters.huggingface.no_tokens import StandInPlans, add_hooks
+from dcp_runtime.adapters.huggingface.no_tokens import add_hooks
 from dcp_runtime.adapters.huggingface.walk import ValuesOnly
+from dcp_runtime.adapters.placement import PaddedPlans
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn, LayerPlans
 
@@ -165,14 +166,14 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     _refuse(where, attention_mask, dropout, others)
     _check_sizes(where, query, key)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    if isinstance(dcp, StandInPlans):
-        q, k, v = q[:0], k[:0], v[:0]
+    padding = len(q) - dcp.own if isinstance(dcp, PaddedPlans) else 0
+    q, k, v = (x[: len(x) - padding] for x in (q, k, v))
     out = DCPAttn.apply(
         prepared, q, (k, v), softmax_scale=scaling, softcap=softcap, sinks=s_aux,
         limits=limits_of(module),
     )  # fmt: skip
-    if isinstance(dcp, StandInPlans):
-        out = torch.cat([out, out.new_zeros(1, *out.shape[1:])])
+    if padding:
+        out = torch.cat([out, out.new_zeros(padding, *out.shape[1:])])
     return out[None], None
 
 

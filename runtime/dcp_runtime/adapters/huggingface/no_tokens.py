@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from dcp_runtime.adapters.huggingface.model_check import refusal_of
+from dcp_runtime.adapters.placement import PaddedPlans
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import LayerPlans
 
@@ -21,7 +22,7 @@ _BY_TOKEN = {"input_ids": 1, "inputs_embeds": 1, "token_type_ids": 1, "position_
 
 
 @dataclass(frozen=True, slots=True)
-class StandInPlans(LayerPlans):
+class StandInPlans(PaddedPlans):
     """The plans of a batch of which this rank owns no tokens.
 
     Attributes:
@@ -57,7 +58,7 @@ def _give_stand_in(model: Module, args: Any, kwargs: Any) -> Any:  # Any: a mode
             shape = [*value.shape]
             shape[dim] = 1
             named[name] = torch.cat([value, value.new_zeros(shape)], dim)
-    named["dcp"] = StandInPlans(plans.layers, plans.cycle, model)
+    named["dcp"] = StandInPlans(plans.layers, plans.cycle, 0, model)
     return args, named
 
 

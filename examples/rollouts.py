@@ -1,0 +1,161 @@
+"""Train with GRPO on logs of agents as they come: no layout, no lengths, a list of tokens each.
+
+```
+torchrun --nproc-per-node 2 examples/rollouts.py --steps 3
+python examples/rollouts.py --steps 3 --separate
+```
+
+Both print the same losses. Agents talk for some turns and go back to an earlier turn now and then.
+The first finds what their rollouts share, stores it once and spreads the trees over the ranks; with
+``--separate`` one process computes every rollout alone. A turn that several rollouts share is
+counted by each, with its own advantage.
+"""
+
+import argparse
+import os
+from itertools import islice
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from documents import read_documents
+from gpt import GPT
+from grpo import COLUMNS, CONFIG, Row, log_probs_of, policy_terms, update
+
+from dcp_dsl import Spec
+from dcp_planner import ModelShape
+from dcp_runtime import (
+    DCPAttn,
+    DCPDataloader,
+    DCPExecutor,
+    LookAhead,
+    Packing,
+    Planning,
+    RowRules,
+    by_rollout,
+    group_rows,
+)
+
+MASK = Spec.from_text("mask tree = prompt_tree").mask("tree")
+TASKS, RUNS, TURNS, LONGEST, BUDGET = 3, 6, 4, 40, 2048
+
+
+def main() -> None:
+    """Train some steps on one batch of rollouts; print what trees save, and every loss."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--separate", action="store_true", help="without trees, on one process")
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:  # torchrun sets it
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        rollouts, policy = sampled_rollouts()
+        trees = group_rows(rollouts, token_budget=BUDGET)
+        says = dist.get_rank() == 0
+        if says:
+            print(
+                f"{trees.num_rollouts} rollouts of {trees.separate_tokens:,} tokens in "
+                f"{len(trees)} trees of {trees.tokens:,}, "
+                f"{trees.separate_pairs / trees.pairs:.2f} times fewer pairs"
+            )
+        train = train_separate if arguments.separate else train_trees
+        for step, (loss, norm) in enumerate(train(policy, rollouts, arguments.steps)):
+            if says:
+                print(f"step {step}: loss {loss:.6f}, gradient norm {norm:.4f}", flush=True)
+    finally:
+        dist.destroy_process_group()
+
+
+def sampled_rollouts() -> tuple[list[Row], GPT]:
+    """Return rollouts with their columns, and the policy that sampled them.
+
+    Documents serve as turns. The reward of a rollout is its share of the letter e; advantages
+    compare the rollouts of a task.
+    """
+    torch.manual_seed(0)
+    policy, rng = GPT(CONFIG), np.random.default_rng(0)
+    documents = (row for row in read_documents(4096) if len(row["answer_lens"]) >= RUNS * TURNS)
+    rollouts = [run for row in islice(documents, TASKS) for run in runs_of(row, rng)]
+    for name in ("reference_log_probs", "old_log_probs"):
+        with torch.no_grad():
+            for run in rollouts:
+                run[name] = [0.0, *log_probs_of(policy, torch.tensor(run["tokens"])).tolist()]
+            for weight in policy.parameters():
+                weight += 0.01 * torch.randn(weight.shape)  # as if trained since then
+    return rollouts, policy
+
+
+def runs_of(row: Row, rng: np.random.Generator) -> list[Row]:
+    """Return the rollouts of a task: each begins with some turns of an earlier one."""
+    ends = np.cumsum([row["question_len"], *row["answer_lens"]]).tolist()
+    texts = [bytes(row["tokens"])[a:b][:LONGEST] for a, b in zip([0, *ends], ends, strict=False)]
+    question, *turns = texts
+    runs: list[list[bytes]] = []
+    for _ in range(RUNS):
+        base = runs[rng.integers(len(runs))] if runs else []
+        kept = base[: rng.integers(len(base) + 1)]
+        runs.append([*kept, *(turns.pop() for _ in range(TURNS - len(kept)))])
+    rewards = np.array([b"".join(run).count(b"e") / len(b"".join(run)) for run in runs])
+    scores = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    return [
+        {
+            "tokens": list(question + b"".join(run)),
+            "is_reply": [0] * len(question) + [1] * len(b"".join(run)),
+            "advantages": [float(score)] * len(question + b"".join(run)),
+        }
+        for run, score in zip(runs, scores, strict=True)
+    ]
+
+
+def train_trees(model: GPT, rollouts: list[Row], steps: int) -> list[tuple[float, float]]:
+    """Train on trees over all ranks; return loss and gradient norm of every step."""
+    trees = group_rows(rollouts, token_budget=BUDGET)
+    shape = ModelShape(CONFIG.q_heads, CONFIG.kv_heads, CONFIG.head_dim, dtype_bytes=4)
+    rules = RowRules(
+        loss_column="is_reply", extra_columns=COLUMNS, shared_targets="per_path"
+    )  # a turn counts once for each rollout that holds it
+    packing, ahead = Packing(token_budget=BUDGET), LookAhead(processes=0)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    with (
+        DCPExecutor() as executor,
+        DCPDataloader(trees, MASK, packing, rows=rules, planning=Planning(shape),
+                      look_ahead=ahead) as loader,
+    ):  # fmt: skip
+        for _ in range(steps):
+            for data, plan in loader:
+                prepared = executor.prepare(plan)
+                logits = model(
+                    data.tokens,
+                    data.position_ids,
+                    lambda _, q, kv, prepared=prepared: DCPAttn.apply(prepared, q, kv),
+                )
+                log_probs = logits.log_softmax(-1)[data.target_rows, data.target_ids]
+                columns = (data.target_extra[name] for name in COLUMNS)
+                terms = policy_terms(log_probs, *columns) * data.target_weights
+                losses.append(update(model, optimizer, terms.sum() / data.num_targets))
+                # What a trainer logs: the log-probs of each rollout, on every rank.
+                assert len(by_rollout(log_probs.detach(), data)) == len(rollouts)
+    return losses
+
+
+def train_separate(model: GPT, rollouts: list[Row], steps: int) -> list[tuple[float, float]]:
+    """Train on one process on every rollout alone; return the same figures."""
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    targets = sum(sum(run["is_reply"]) for run in rollouts)
+    for _ in range(steps):
+        terms = []
+        for run in rollouts:
+            log_probs = log_probs_of(model, torch.tensor(run["tokens"]))
+            columns = (torch.tensor(run[name])[1:] for name in COLUMNS)
+            counted = torch.tensor(run["is_reply"])[1:]
+            terms.append((policy_terms(log_probs, *columns) * counted).sum())
+        losses.append(update(model, optimizer, torch.stack(terms).sum() / targets))
+    return losses
+
+
+if __name__ == "__main__":
+    main()

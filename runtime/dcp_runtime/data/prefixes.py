@@ -1,0 +1,199 @@
+"""Prefixes that sequences share, found by sorting them, and the trees that these prefixes form.
+
+In sorted order a sequence shares most with its neighbours, so one number per neighbour says all:
+the tokens that it shares with the one before. The smallest of these numbers between two sequences
+is what these two share. Tokens are touched by numpy alone; Python counts sequences.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.arrays import Ints
+
+
+def sort_sequences(values: NDArray[np.integer], lengths: Ints) -> tuple[Ints, Ints]:
+    """Sort sequences so that those which share a prefix are neighbours.
+
+    Args:
+        values: integers ``[tokens, columns]`` of all sequences, one after another.
+        lengths: tokens of each sequence, int64 ``[N]``.
+
+    Returns:
+        The numbers of the sequences in this order, ``[N]``, and how many tokens each shares with
+        the one before, ``[N]``; the first shares 0.
+    """
+    columns = values.shape[1]
+    flat = np.ascontiguousarray(values).reshape(-1)
+    ends = np.cumsum(lengths) * columns
+    data, borders = flat.tobytes(), [0, *(ends * flat.itemsize).tolist()]
+    # The order of bytes is not that of numbers, but any order by token puts prefixes together.
+    keys = [data[a:b] for a, b in pairwise(borders)]
+    order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
+    shared, sorted_ends = np.zeros(len(order), np.int64), ends[order].tolist()
+    counts = (lengths[order] * columns).tolist()
+    for place in range(1, len(order)):
+        fewest = min(counts[place - 1 : place + 1])
+        one, other = sorted_ends[place - 1] - counts[place - 1], sorted_ends[place] - counts[place]
+        differs = flat[one : one + fewest] != flat[other : other + fewest]
+        first = int(differs.argmax()) if fewest else 0
+        shared[place] = (first if fewest and differs[first] else fewest) // columns
+    return order, shared
+
+
+def drop_forks(shared: Ints, min_gain: int) -> Ints:
+    """Share less where a fork saves fewer than `min_gain` tokens.
+
+    A fork saves the tokens since the fork before it, once for each sequence but the first. Forks
+    are judged from the leaves on, so each sees how many branches it gets from forks dropped.
+
+    >>> drop_forks(np.array([0, 5, 4]), 2).tolist()  # the fork at 5 saves 1 token
+    [0, 4, 4]
+    """
+    kept = shared.tolist()
+    open_forks: list[tuple[int, list[int]]] = []  # depths, rising, and the borders at each
+    for border, depth in enumerate([*kept[1:], 0], start=1):
+        found = [border]
+        while open_forks and open_forks[-1][0] >= depth:
+            own, borders = open_forks.pop()
+            if own == depth:
+                found = borders + found
+                break
+            above = max(depth, open_forks[-1][0] if open_forks else 0)
+            if (own - above) * len(borders) >= min_gain:
+                continue
+            for each in borders:
+                kept[each] = above
+            if above == depth:
+                found = borders + found
+            elif above:
+                open_forks[-1][1].extend(borders)
+        open_forks.append((depth, found))
+    return np.array(kept, np.int64)
+
+
+def cut_trees(lengths: Sequence[int], shared: Sequence[int], budget: int | None) -> list[range]:
+    """Cut sorted sequences into trees of at most `budget` tokens, the longest prefixes kept first.
+
+    Args:
+        lengths: tokens of each sequence in sorted order, each at most the budget.
+        shared: what each shares with the one before.
+        budget: most tokens of a tree; ``None`` for any number.
+
+    Returns:
+        The places of each tree's sequences in the sorted order.
+    """
+    count = len(lengths)
+    first, last, tokens = list(range(count)), list(range(count)), list(lengths)
+    # `last` and `tokens` are right at the first place of a tree, `first` at its last one.
+    borders = [place for place in range(1, count) if shared[place]]
+    for place in sorted(borders, key=lambda place: -shared[place]):
+        left = first[place - 1]
+        joined = tokens[left] + tokens[place] - shared[place]
+        if budget is None or joined <= budget:
+            last[left], tokens[left] = last[place], joined
+            first[last[place]] = left
+    trees, place = [], 0
+    while place < count:
+        trees.append(range(place, last[place] + 1))
+        place = last[place] + 1
+    return trees
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PrefixTree:
+    """A tree of the prefixes of some sequences; its nodes are in depth-first order.
+
+    Attributes:
+        source: a sequence (its place in the sorted order) that holds each node's tokens.
+        begin: first token of each node in that sequence, which is also its depth.
+        end: the token behind its last one.
+        parent: number of the node that each continues, -1 for none.
+        last: of each sequence a node on whose path it lies, from the first token on.
+    """
+
+    source: Ints
+    begin: Ints
+    end: Ints
+    parent: Ints
+    last: Ints
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all nodes."""
+        return int((self.end - self.begin).sum())
+
+    @property
+    def num_pairs(self) -> int:
+        """Pairs of a token and one on its path, itself included."""
+        return int((self.end * (self.end + 1) - self.begin * (self.begin + 1)).sum()) // 2
+
+
+def build_tree(places: range, lengths: Sequence[int], shared: Sequence[int]) -> PrefixTree:
+    """Build the tree of neighbours in sorted order.
+
+    Args:
+        places: of the sequences.
+        lengths: of all sequences in sorted order.
+        shared: what each shares with the one before.
+    """
+    begin: list[int] = []
+    end: list[int] = []
+    parent: list[int] = []
+    source: list[int] = []
+    first: list[int] = []  # the first sequence of each node
+    forks: list[bool] = []  # has it branches?
+    path: list[int] = []  # nodes from the root to the end of the sequence before
+    last: list[int] = []
+
+    def add(own: int, a: int, b: int, *, is_fork: bool) -> None:
+        begin.append(a)
+        end.append(b)
+        parent.append(path[-1] if path else -1)
+        source.append(own)
+        first.append(own)
+        forks.append(is_fork)
+
+    for place in places:
+        depth = shared[place] if place > places.start else 0
+        while path and begin[path[-1]] >= depth:
+            path.pop()
+        if path and end[path[-1]] > depth:  # the node is cut: its upper part is a new one
+            lower = path.pop()
+            add(source[lower], begin[lower], depth, is_fork=True)
+            first[-1] = first[lower]
+            begin[lower], parent[lower] = depth, len(begin) - 1
+            path.append(len(begin) - 1)
+        if path and not forks[path[-1]]:  # the sequence before ends here: this one goes on
+            end[path[-1]], source[path[-1]] = lengths[place], place
+        elif depth < lengths[place]:
+            if path:
+                forks[path[-1]] = True
+            add(place, depth, lengths[place], is_fork=False)
+            path.append(len(begin) - 1)
+        last.append(path[-1])
+    return _depth_first(first, source, begin, end, parent, last)
+
+
+def _depth_first(
+    first: list[int],
+    source: list[int],
+    begin: list[int],
+    end: list[int],
+    parent: list[int],
+    last: list[int],
+) -> PrefixTree:
+    """Number the nodes of a tree anew, by their first sequence and depth."""
+    order = np.lexsort((begin, first))
+    number = np.empty(len(order) + 1, np.int64)
+    number[order], number[-1] = np.arange(len(order)), -1  # -1 stays -1
+    return PrefixTree(
+        np.array(source)[order],
+        np.array(begin)[order],
+        np.array(end)[order],
+        number[np.array(parent)[order]],
+        number[last],
+    )

@@ -1,0 +1,192 @@
+"""Rollouts of a tree that `group_rows` made: where their tokens are, and the terms of their losses.
+
+Several rollouts may count a token as a target, each with its own label and columns. Terms that are
+equal become one with their weight, so that a model computes no logits twice.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl import DatasetError, TokenPaths
+from dcp_dsl.arrays import Ints
+from dcp_runtime.data.loss_masks import IGNORE_LABEL, Values
+from dcp_runtime.data.rows import Row
+from dcp_runtime.data.trees import OWN_COLUMNS
+
+SHARED_COLUMNS = ("tokens", "input_ids", "len", "length", *OWN_COLUMNS)
+"""Columns of a tree that are those of no single rollout."""
+
+
+class Rollout(NamedTuple):
+    """One rollout of a tree.
+
+    Attributes:
+        number: the row that it was.
+        at: tokens of the tree that it holds, int64 ``[n]``.
+        row: its own columns.
+    """
+
+    number: int
+    at: Ints
+    row: Row
+
+
+def find_rollouts(row: Row, length: int, paths: TokenPaths | None) -> tuple[Rollout, ...]:
+    """Return the rollouts of a row of so many tokens; none if the row is no tree of `group_rows`.
+
+    Raises:
+        DatasetError: if its columns contradict each other or the layout of its mask.
+    """
+    if "rollout_nodes" not in row:
+        return ()
+    columns = {name: _integers(row, name) for name in OWN_COLUMNS}
+    sizes, parents, nodes, lengths, numbers = columns.values()
+    if not len(nodes) == len(lengths) == len(numbers) or len(sizes) != len(parents):
+        raise DatasetError(
+            "expected one value for each rollout in `rollout_nodes`, `rollout_lens` and "
+            f"`rollout_rows`, and for each node in `node_lens` and `node_parents`, got "
+            f"{[len(values) for values in columns.values()]}; make the trees anew with group_rows"
+        )
+    if (parents >= np.arange(len(parents))).any() or sizes.sum() != length or (sizes < 0).any():
+        raise DatasetError(
+            f"`node_lens` and `node_parents` are no tree of the {length} tokens of the row; make "
+            "the trees anew with group_rows"
+        )
+    places = np.split(np.arange(length), np.cumsum(sizes)[:-1])
+    found = []
+    ends = np.cumsum(lengths).tolist()
+    for order, (node, size) in enumerate(zip(nodes.tolist(), lengths.tolist(), strict=True)):
+        path, at_node = [], node
+        while 0 <= at_node < len(places):
+            path.append(places[at_node])
+            at_node = int(parents[at_node])
+        at = np.concatenate(path[::-1]) if path else np.zeros(0, np.int64)
+        number = int(numbers[order])
+        if not 0 < size <= len(at):
+            raise DatasetError(
+                f"rollout {number}: expected at most the {len(at)} tokens up to node {node}, got "
+                f"{size}; make the trees anew with group_rows"
+            )
+        at = at[:size]
+        _check_layout(at, number, paths)
+        own = _columns_of(row, order, ends[order] - size, ends[order], len(ends), ends[-1])
+        found.append(Rollout(number, at, own))
+    return tuple(found)
+
+
+def _integers(row: Row, name: str) -> Ints:
+    values = np.asarray(row.get(name, ()))
+    if name not in row or values.ndim != 1 or values.dtype.kind not in "iu":
+        got = "none" if name not in row else str(row[name])[:60]
+        raise DatasetError(
+            f"a row with `rollout_nodes` is a tree of rollouts: expected integers in `{name}`, got "
+            f"{got}; give all columns that group_rows made, or rename `rollout_nodes`"
+        )
+    return values.astype(np.int64)
+
+
+def _check_layout(at: Ints, number: int, paths: TokenPaths | None) -> None:
+    """Refuse a mask under which a rollout of the tree is no path."""
+    wanted = np.array([-1, *at[:-1]])
+    got = at - 1 if paths is None else paths.previous[at]
+    if (differs := np.flatnonzero(wanted != got)).size:
+        token = int(at[differs[0]])
+        raise DatasetError(
+            f"rollout {number}: expected token {token} of the tree to continue token "
+            f"{wanted[differs[0]]}, the mask continues {got[differs[0]]} there; choose a mask that "
+            "reads the tree, such as prompt_tree: `segment tree = branch node[node_lens]* from "
+            "node_parents` and `mask own = paths`"
+        )
+
+
+def _columns_of(row: Row, order: int, begin: int, end: int, count: int, tokens: int) -> Row:
+    """Return the columns of one of `count` rollouts, which have so many tokens together."""
+    found = {}
+    for name, value in row.items():
+        if name in SHARED_COLUMNS or not isinstance(value, list | tuple | np.ndarray):
+            continue
+        if len(value) == tokens:
+            found[name] = value[begin:end]
+        elif len(value) == count:
+            found[name] = value[order]
+    return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Terms:
+    """Terms of a loss: a token that is predicted, and what a rollout says of it.
+
+    Attributes:
+        token: int64 ``[N]``, rising.
+        label: int64 ``[N]``, the id to predict.
+        weight: float32 ``[N]``: of the rollouts with this term the number, or the share.
+        extra: the extra columns, ``[N]`` each.
+        of: for each rollout the term of each of its tokens, -1 where its loss counts none.
+    """
+
+    token: Ints
+    label: Ints
+    weight: NDArray[np.float32]
+    extra: Mapping[str, Values]
+    of: Mapping[int, Ints]
+
+    def first(self, tokens: int) -> "Terms":
+        """Return the terms of the first tokens."""
+        return self.keep(self.token < tokens)
+
+    def keep(self, is_kept: NDArray[np.bool_]) -> "Terms":
+        """Return some of the terms; rollouts then have none where theirs is not kept."""
+        number = np.full(len(is_kept) + 1, -1)
+        number[:-1][is_kept] = np.arange(is_kept.sum())
+        return Terms(
+            self.token[is_kept], self.label[is_kept], self.weight[is_kept],
+            {name: values[is_kept] for name, values in self.extra.items()},
+            {rollout: number[own] for rollout, own in self.of.items()},
+        )  # fmt: skip
+
+
+def merge_terms(
+    rollouts: Sequence[Rollout], labels: Ints, extra: Mapping[str, Values], *, once: bool
+) -> Terms:
+    """Merge equal terms of rollouts.
+
+    Args:
+        rollouts: of one tree.
+        labels: of all tokens of the rollouts, one rollout after another.
+        extra: the extra columns of these tokens.
+        once: whether the terms of a token weigh 1 together: each counts by the share of the
+            rollouts that say the same of it; else each counts as often as rollouts say it.
+    """
+    at = np.concatenate([rollout.at for rollout in rollouts])
+    ends = np.cumsum([len(rollout.at) for rollout in rollouts])
+    is_term = labels != IGNORE_LABEL
+    columns = [at, labels, *(_sortable(values) for values in extra.values())]
+    keys = np.stack([column[is_term] for column in columns])
+    order = np.lexsort(keys[::-1])  # by token, then by what is said of it
+    ordered = keys[:, order]
+    is_new = np.ones(len(order), np.bool_)
+    is_new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(0)
+    first, number = order[is_new], np.cumsum(is_new) - 1
+    token, label = ordered[0][is_new], ordered[1][is_new]
+    weight = np.bincount(number, minlength=len(first)).astype(np.float64)
+    if once:
+        weight /= np.bincount(token, weight)[token] if len(token) else 1
+    of = np.full(len(at), -1)
+    of[np.flatnonzero(is_term)[order]] = number
+    parts = np.split(of, ends[:-1])
+    return Terms(
+        token, label, weight.astype(np.float32),
+        {name: values[is_term][first] for name, values in extra.items()},
+        {rollout.number: own for rollout, own in zip(rollouts, parts, strict=True)},
+    )  # fmt: skip
+
+
+def _sortable(values: Any) -> Ints:  # Any: bool, int64 or float32
+    """Return integers that are equal where values have the same bits."""
+    plain = values.view(np.int32) if values.dtype == np.float32 else values
+    found: Ints = plain.astype(np.int64)
+    return found
