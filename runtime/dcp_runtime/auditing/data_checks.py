@@ -12,6 +12,8 @@ from dcp_runtime.auditing.record import Run, SeenBatch
 
 Bag: TypeAlias = NDArray[np.int64]
 Relation: TypeAlias = Literal["same", "copies", "union", "other", "unseen"]
+CLEAR = 0.75
+"""Share of the targets that settles how far ahead they are; the ends of sequences miss."""
 SAME = 2e-3
 """Relative difference up to which two divisors are the same."""
 
@@ -49,6 +51,8 @@ def _bag(run: Run, steps: Iterable[int], kind: str) -> Bag | None:
 
 
 def _ids_of(batch: SeenBatch, kind: str) -> Bag | None:
+    if kind == "rows":
+        return batch.rows if len(batch.rows) else None
     counted = batch.targets != -100
     found: Bag | None = batch.ids if batch.tokens is None else batch.tokens
     if kind == "targets":
@@ -66,16 +70,38 @@ def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterabl
             "data", "unseen", "the model embeds no token ids and has no cross entropy that is "
             "seen, so nothing tells whether the ranks and one process saw the same data",
         )  # fmt: skip
-    elif relation == "copies":
+        return
+    if copies := _copies(ranks, step):
         yield AuditFinding(
-            "data", "seen by every rank", f"step {step + 1}: every rank trains on all tokens of "
-            f"one process: rows count {ranks.ranks} times",
+            "data", "seen by every rank", f"step {step + 1}: ranks {', '.join(map(str, copies))} "
+            f"train on the same tokens, which count {len(copies)} times",
             "give each rank its own rows, with DistributedSampler, or its own tokens of shared "
             "rows, with DCPDataloader; nothing is wrong under tensor parallelism",
-            is_fault=ranks.shards(step) <= ranks.steps[0][step].of("local").keys(),
+            is_fault=not _is_cut(alone, ranks),
         )  # fmt: skip
     elif relation == "other":
         yield _other_data(alone, ranks, step)
+
+
+def _copies(ranks: Run, step: int) -> list[int]:
+    """Return the most ranks that trained on the same data in a step; none if all data differ."""
+    alike: dict[bytes, list[int]] = {}
+    for rank, own in enumerate(ranks.steps):
+        for kind in ("pairs", "tokens"):
+            bag = _bag(Run([own], []), [step], kind)
+            if bag is not None:
+                alike.setdefault(bag.tobytes(), []).append(rank)
+                break
+    most = max(alike.values(), key=len, default=[])
+    return most if len(most) > 1 else []
+
+
+def _is_cut(alone: Run, ranks: Run) -> bool:
+    """Return whether ranks hold parts of parameters for which they see the same tokens."""
+    own, first = alone.steps[0][0].of("first"), ranks.steps[0][0]
+    shards, seen = ranks.shards(0), first.of("first")
+    has_parts = any(own[n].shape != seen[n].shape for n in (own.keys() & seen.keys()) - shards)
+    return has_parts or not shards <= first.of("local").keys()
 
 
 def _other_data(alone: Run, ranks: Run, step: int) -> AuditFinding:
@@ -120,23 +146,77 @@ def _other_data(alone: Run, ranks: Run, step: int) -> AuditFinding:
 
 def check_all_data(alone: Run, ranks: Run) -> Iterable[AuditFinding]:
     """Compare all data of two scripts that came to their ends."""
-    for kind in ("tokens", "targets"):
+    for kind in ("rows", "tokens", "targets"):
         own, seen = _bag(alone, range(alone.length), kind), _bag(ranks, range(ranks.length), kind)
-        if own is not None and seen is not None:
-            # A batch without tokens runs on one that stands in.
-            batches = sum(len(step.micro_batches) for step in alone.steps[0])
-            if (lost := _differences(own, seen)) > batches:
-                yield AuditFinding(
-                    "data", "never seen", f"{lost} of the {len(own)} {kind} of one process are "
-                    "seen by no rank until the script ends",
-                    "let the ranks divide what is left over, too",
-                )  # fmt: skip
-            return
+        if own is None or seen is None or (kind == "rows" and not np.isin(seen, own).all()):
+            continue  # rows that were cut are other ones
+        # A batch without tokens runs on one that stands in.
+        batches = sum(len(step.micro_batches) for step in alone.steps[0])
+        if (lost := _differences(own, seen)) > (0 if kind == "rows" else batches):
+            yield AuditFinding(
+                "data", "never seen", f"{lost} of the {len(own)} {kind} of one process are "
+                "seen by no rank until the script ends",
+                "let the ranks divide what is left over, too",
+            )  # fmt: skip
+        if kind == "rows" and (again := _again(own, seen)) and not _is_filled_up(ranks):
+            yield AuditFinding(
+                "data", "seen twice", f"{again} of {len(own)} rows are trained on more often than "
+                "others until the script ends", "give every row to one rank; nothing is wrong if "
+                "rows fill the last batch up",
+            )  # fmt: skip
+        return
+
+
+def _again(own: Bag, seen: Bag) -> int:
+    """Return how many rows ranks saw more often than most, where one process saw all alike."""
+    if len(set(Counter(own.tolist()).values())) > 1:
+        return 0
+    often = Counter(seen.tolist()).values()
+    usual = Counter(often).most_common(1)[0][0]
+    return sum(times > usual for times in often)
+
+
+def _is_filled_up(run: Run) -> bool:
+    """Return whether samplers gave rows again: their loaders are judged by themselves."""
+    every = zip(*(log["loaders"] for log in run.logs), strict=False)
+    return any(max(_times(loaders).values(), default=0) > 1 for loaders in every)
+
+
+def _times(loaders: Sequence[dict[str, Any]]) -> Counter[int]:
+    """Count how often the loaders of the ranks gave each row."""
+    # Ranks that share batches are given the same rows.
+    shared = {tuple(each["rows"]) for each in loaders}
+    return Counter(row for part in shared for row in part)
 
 
 def _differences(own: Bag, other: Bag) -> int:
     """Return how many of the own ids are missing among the others."""
     return (Counter(own.tolist()) - Counter(other.tolist())).total()
+
+
+def check_shift(alone: Run, step: int) -> Iterable[AuditFinding]:
+    """Look for targets that are not the next token, but another one at a fixed distance."""
+    batches = [each for _, _, each in alone.micro_batches(step) if each.tokens is not None]
+    hits = {ahead: [0, 0] for ahead in (0, 1, 2)}
+    for each in batches:
+        for ahead, counts in hits.items():
+            targets = each.targets[: len(each.targets) - ahead]
+            counts[0] += int((targets == each.tokens[ahead:])[targets != -100].sum())
+            counts[1] += int((targets != -100).sum())
+    share = {ahead: equal / of if of else 0.0 for ahead, (equal, of) in hits.items()}
+    if hits[1][1] < 8 or share[1] > 0.5:
+        return
+    if share[2] > CLEAR:
+        yield AuditFinding(
+            "labels", "shifted twice", f"step {step + 1}: targets are not the next tokens, but "
+            "those behind them", "shift labels once: where they are made, or before the loss",
+        )  # fmt: skip
+    if share[0] > CLEAR:
+        yield AuditFinding(
+            "labels", "not shifted", f"step {step + 1}: targets are the tokens themselves, which "
+            "the model reads", "logits[:, :-1] belong to labels[:, 1:]; nothing is wrong if the "
+            "model is to give back what it reads",
+        )  # fmt: skip
 
 
 def check_borders(alone: Run, step: int) -> Iterable[AuditFinding]:
@@ -200,11 +280,42 @@ def check_loss(run: Run, step: int, *, are_copies: bool) -> AuditFinding:
             )  # fmt: skip
     if not _are_alike(divisors):
         return note("loss", "unlike", f"{when} {', '.join(f'{n:.4g}' for n in divisors[:4])}")
-    known = {"all targets": whole, "all targets, by ranks": whole / run.ranks} | {
-        f"{what}, equally many here": share[0] for what, share in shares.items()
-    }
+    known = {
+        "all targets": whole, f"the {whole:g} targets of all ranks / {run.ranks} ranks":
+        whole / run.ranks,
+    } | {f"{what}, equally many here": share[0] for what, share in shares.items()}  # fmt: skip
     by = (what for what, count in known.items() if abs(divisors[0] - count) <= SAME * count)
     return right("loss", f"{when} {divisors[0]:.4g}, {next(by, 'no count of targets')}")
+
+
+def check_accumulation(alone: Run, step: int, factor: float) -> Iterable[AuditFinding]:
+    """Compare the loss of a step with the mean over its micro-batches, all on one process.
+
+    Args:
+        alone: the run on one process.
+        step: of that run.
+        factor: by which the script multiplies gradients after its backwards.
+    """
+    batches = [each for _, _, each in alone.micro_batches(step) if each.count]
+    shares = [each.count * factor / each.divisor for each in batches if each.divisor]
+    number, times = len(batches), sum(shares)  # times the mean over all targets
+    if number < 2 or len(shares) < number:
+        return
+    when = f"step {step + 1} has {number} micro-batches"
+    if abs(times * number - 1) <= SAME:
+        yield AuditFinding(
+            "loss", "divided twice", f"{when}: losses are divided by the targets of all of them, "
+            f"and by {number} once more: gradients are 1/{number} of those of the mean",
+            f"{batches[0].line}: leave out the division by {number}, the number of micro-batches",
+            ratio=times,
+        )  # fmt: skip
+    elif abs(times - number) <= SAME * number:
+        yield AuditFinding(
+            "loss", "means added up", f"{when}: each loss is a mean over its own targets, and "
+            f"nothing divides by their number: gradients are {number} times those of the mean",
+            f"{batches[0].line}: divide the sum of the losses by the targets of all micro-batches; "
+            f"of equally long ones, the loss by {number}", ratio=times,
+        )  # fmt: skip
 
 
 def _sums(counts: NDArray[Any], of: NDArray[Any]) -> NDArray[Any]:
@@ -233,8 +344,7 @@ def check_rows(run: Run) -> Iterable[AuditFinding]:
 
 
 def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[AuditFinding]:
-    # Ranks that share batches are given the same rows.
-    counts = Counter(row for part in {tuple(each["rows"]) for each in loaders} for row in part)
+    counts = _times(loaders)
     of, place = loaders[0]["of"], f"the loader of {loaders[0]['line']}"
     if not of or not counts:
         return
@@ -245,11 +355,12 @@ def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[AuditFinding]:
             f"{', because it drops the last batch' if is_cut else ''}",
             "drop_last=False" if is_cut else "a sampler that gives every row to some rank",
         )  # fmt: skip
+    # A sampler may fill the last batch up: torch's with rows for other ranks, others wholly.
     if again := counts.total() - len(counts):
         yield AuditFinding(
             "data", "seen twice", f"{place}: {again} rows are given again in the same epoch",
             "give all ranks the same seed of the sampler, and each its part of the rows",
-            is_fault=again >= len(loaders),  # a sampler may fill the last batch up
+            is_fault=again >= sum(each["most"] if each["fills"] else 1 for each in loaders),
         )  # fmt: skip
 
 

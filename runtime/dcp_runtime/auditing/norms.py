@@ -55,6 +55,15 @@ def _check_call(
             f"part; of the gradients of all ranks it is {right:.4g}. They are added up afterwards",
             f"{where}: {_BEFORE}", ratio=whole / right if right else None,
         )  # fmt: skip
+    factor = norm_of(taken) / whole / clip["scale"] if whole and clip["scale"] else 1.0
+    if is_changed and all(
+        is_close(taken.get(n, a), factor * clip["scale"] * a, SAME) for n, a in seen.items()
+    ):
+        return AuditFinding(
+            "norm", "clipped before the sum", f"{what}: gradients of the norm {whole:.4g} are "
+            f"clipped to {clip['most']:.4g}, and multiplied by {factor:.4g} afterwards, as "
+            "sum_gradients does with means", f"{where}: {_BEFORE}", ratio=factor,
+        )  # fmt: skip
     if clip["kind"] != 2.0 or not whole:
         return None
     norm = clip["norm"]
