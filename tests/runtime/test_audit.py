@@ -14,7 +14,6 @@ from click.testing import CliRunner
 from dcp_runtime import RunError
 from dcp_runtime.auditing.audit import AuditOrder, audit_script
 from dcp_runtime.auditing.data_checks import check_rows
-from dcp_runtime.auditing.judge import _group
 from dcp_runtime.auditing.observer import Observer
 from dcp_runtime.commands import audit as command
 
@@ -139,18 +138,6 @@ def test_a_limit_of_steps_is_told_from_a_batch_that_is_left_out(
     step = SimpleNamespace(micro_batches=[None], is_taken=True)
     found = list(check_rows(SimpleNamespace(logs=[log], has_ended=True, steps=[[step]])))
     assert [(each.kind, each.is_fault) for each in found] == ([(kind, is_fault)] if kind else [])
-
-
-@pytest.mark.parametrize(
-    ("others", "first"), [({}, "divided by local targets"), ({"b": ("right", 1.0)}, "doubled")]
-)
-def test_a_second_sum_of_some_parameters_is_not_blamed_on_the_loss(others, first):
-    kinds = {"a": [("a sum of means", 2.0)]} | {name: [each] for name, each in others.items()}
-    step = SimpleNamespace(info={"line": "train.py:9"})
-    ranks = SimpleNamespace(steps=[[step]], logs=[{"ties": {}, "sums": {"train.py:7": 2}}])
-    found = [each for each in _group(kinds, ranks) if each.is_fault]
-    assert found[0].kind == first
-    assert len(found) == (1 if others else 2)
 
 
 def test_dropout_inside_attention_is_off(tmp_path):

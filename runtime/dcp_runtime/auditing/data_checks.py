@@ -158,7 +158,11 @@ def check_all_data(alone: Run, ranks: Run) -> Iterable[AuditFinding]:
                 "seen by no rank until the script ends",
                 "let the ranks divide what is left over, too",
             )  # fmt: skip
-        if kind == "rows" and (again := _again(own, seen)) and not _is_filled_up(ranks):
+        if (
+            kind == "rows"
+            and (again := _again(own, seen))
+            and not (_is_filled_up(ranks) or _copies(ranks, 0))
+        ):
             yield AuditFinding(
                 "data", "seen twice", f"{again} of {len(own)} rows are trained on more often than "
                 "others until the script ends", "give every row to one rank; nothing is wrong if "
@@ -353,7 +357,8 @@ def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[AuditFinding]:
         yield AuditFinding(
             "data", "never seen", f"{place}: {never} of {of} rows are in no batch of an epoch"
             f"{', because it drops the last batch' if is_cut else ''}",
-            "drop_last=False" if is_cut else "a sampler that gives every row to some rank",
+            f"drop_last=False in {loaders[0]['line']}" if is_cut
+            else "a sampler that gives every row to some rank",
         )  # fmt: skip
     # A sampler may fill the last batch up: torch's with rows for other ranks, others wholly.
     if again := counts.total() - len(counts):

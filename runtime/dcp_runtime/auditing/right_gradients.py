@@ -188,14 +188,14 @@ def verdict(
 def _users(
     own: NDArray[Any], parts: list[NDArray[Any] | None], rank: int, tolerance: float
 ) -> list[int]:
-    """Return the ranks, a rank among them, whose parts alike make its gradient; none if no parts do."""
-    known = [n for n, part in enumerate(parts) if part is not None and part.shape == own.shape]
+    """Return the ranks whose parts make the gradient of a rank, its own among them; else none."""
+    known = {n: p for n, p in enumerate(parts) if p is not None and p.shape == own.shape}
     if rank not in known:
         return []
-    columns = np.stack([np.ravel(parts[n]) for n in known], 1)
-    weights, *_ = np.linalg.lstsq(columns, np.ravel(own), rcond=None)
+    columns = np.stack([part.ravel() for part in known.values()], 1)
+    weights, *_ = np.linalg.lstsq(columns, own.ravel(), rcond=None)
     users = [n for n, w in zip(known, weights, strict=True) if abs(w) > 0.1 * abs(weights).max()]
-    whole = np.sum([parts[n] for n in users], axis=0)
+    whole = np.sum([known[n] for n in users], axis=0)
     is_sum = rank in users and is_close(own, ratio_of(own, whole) * whole, tolerance)
     return users if is_sum else []
 

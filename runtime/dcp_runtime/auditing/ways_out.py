@@ -10,8 +10,8 @@ WAYS_OUT = {
     "stale": "gradients of an earlier step are in it: optimizer.zero_grad() after {step}",
     "scaled": "all of it is off by one factor: by what are losses divided, what is added up?",
     "wrong": "no factor makes it right: look at the faults above, then at attention and labels",
-    "statistics of each rank": "each rank norms its own rows, in {norm}: LayerNorm or GroupNorm "
-    "does not depend on other rows; torch.nn.SyncBatchNorm takes all ranks' rows, on GPUs only",
+    "statistics of each rank": "each rank takes means over its own rows, in {norm}: LayerNorm or "
+    "GroupNorm needs no other rows; torch.nn.SyncBatchNorm takes all ranks' rows, on GPUs only",
     "of another shape": "give both runs the same parallelism, with --alone",
 }
 
@@ -58,15 +58,18 @@ def _add_up(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bo
     """Say why nobody adds up, as far as that was seen, or else how to."""
     info, log = ranks.steps[0][0].info, ranks.logs[0]
     start, replica = "every rank steps with its own part", info.get("replica")
+    before = f"between loss.backward() and {info.get('line', '?')}"
+    then = f"; it takes the mean, so dcp_runtime.sum_gradients(model) {before}, too"
+    then = then if kind == "partial" else ""
     if replica == "no_sync":
         return (
             f"{start}: all backwards of the step run in no_sync() of DistributedDataParallel. Let "
-            "the last micro-batch, forward and backward, run outside it"
+            f"the last micro-batch, forward and backward, run outside it{then}"
         )
     if replica == "passed by":
         return (
             f"{start}: DistributedDataParallel adds up only what runs through it, and the script "
-            "calls the module inside: model(...) in place of model.module(...)"
+            f"calls the module inside: model(...) in place of model.module(...){then}"
         )
     if replica and set(names) <= set(log["ignored"]):
         return (
@@ -82,7 +85,6 @@ def _add_up(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bo
         )
     if log["sums"] and are_others_right:
         return f"{start}: {next(iter(log['sums']))} adds up others; let it add up these, too"
-    before = f"between loss.backward() and {info.get('line', '?')}"
     if kind == "partial":
         return f"{start}: dcp_runtime.sum_gradients(model) {before}"
     return (
@@ -94,9 +96,8 @@ def _add_up(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bo
 
 def second_sum(ranks: Run, ratio: float) -> tuple[str, str, str]:
     """Return kind, sentence and remedy where losses and the sum of gradients do not fit."""
-    batches = [each for _, _, each in ranks.micro_batches(0) if each.count and each.divisor]
-    is_local = all(abs(each.divisor - each.count) <= 2e-3 * each.count for each in batches)
-    if is_local:
+    batches = [each for _, _, each in ranks.micro_batches(0) if each.count]
+    if all(abs((each.divisor or 0) - each.count) <= 2e-3 * each.count for each in batches):
         return (
             "divided by local targets", "every rank divides its loss by its own targets, equally "
             f"many here, and gradients are added up: {ratio:.3f} times the right ones",
