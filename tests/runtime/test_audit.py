@@ -31,6 +31,7 @@ CLEAN = (
     "train.py --recipe cp-fsdp --clip 0.1",
     "trainer.py --kind mixin --accumulate 2 --tied",
     "trainer.py --kind plain",
+    "trainer.py --kind plain --uneven",
     "megatron_loop.py",
 )
 WRONG = {  # what is found first, and of how many parameters it is told; None: of none

@@ -14,6 +14,8 @@ Bag: TypeAlias = NDArray[np.int64]
 Relation: TypeAlias = Literal["same", "copies", "union", "other", "unseen"]
 CLEAR = 0.75
 """Share of the targets that settles how far ahead they are; the ends of sequences miss."""
+FEW = 8
+"""So many targets say nothing."""
 SAME = 2e-3
 """Relative difference up to which two divisors are the same."""
 
@@ -200,15 +202,16 @@ def _differences(own: Bag, other: Bag) -> int:
 
 def check_shift(alone: Run, step: int) -> Iterable[AuditFinding]:
     """Look for targets that are not the next token, but another one at a fixed distance."""
-    batches = [each for _, _, each in alone.micro_batches(step) if each.tokens is not None]
-    hits = {ahead: [0, 0] for ahead in (0, 1, 2)}
-    for each in batches:
-        for ahead, counts in hits.items():
-            targets = each.targets[: len(each.targets) - ahead]
-            counts[0] += int((targets == each.tokens[ahead:])[targets != -100].sum())
-            counts[1] += int((targets != -100).sum())
-    share = {ahead: equal / of if of else 0.0 for ahead, (equal, of) in hits.items()}
-    if hits[1][1] < 8 or share[1] > 0.5:
+    hits = dict.fromkeys((0, 1, 2), 0)
+    count = 0
+    for _, _, each in alone.micro_batches(step):
+        if each.tokens is not None:
+            count += int((each.targets != -100).sum())
+            for ahead in hits:
+                targets, tokens = each.targets[: len(each.targets) - ahead], each.tokens[ahead:]
+                hits[ahead] += int((targets == tokens).sum())
+    share = {ahead: equal / count for ahead, equal in hits.items()} if count > FEW else {1: 1.0}
+    if share[1] > 1 / 2:
         return
     if share[2] > CLEAR:
         yield AuditFinding(
