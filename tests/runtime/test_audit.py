@@ -33,6 +33,7 @@ CLEAN = (
     "trainer.py --kind plain",
     "trainer.py --kind plain --uneven",
     "megatron_loop.py",
+    "torchtitan_loop.py",
 )
 WRONG = {  # what is found first, and of how many parameters it is told; None: of none
     "train.py --recipe packed --slip forgotten --clip 0.1": ("parameters", "partial", 27),
@@ -83,6 +84,7 @@ WRONG = {  # what is found first, and of how many parameters it is told; None: o
     "trainer.py --kind plain --slip drop-last": ("data", "never seen", None),
     "trainer.py --kind mixin --slip drop": ("data", "never seen", None),
     "megatron_loop.py --slip tied-twice": ("parameters", "doubled", 1),
+    "torchtitan_loop.py --slip mean": ("parameters", "averaged", 15),
 }  # fmt: skip
 QUICK = {
     CLEAN[0],

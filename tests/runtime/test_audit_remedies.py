@@ -212,6 +212,10 @@ SLIPS = {
         "leave out the division by ranks",
         [{"reduce": "add_up(model.parameters())"}, {"reduce": "sum_gradients(model)"}],
     ),
+    "averaged by the loss": Slip(
+        {"loss": "loss / count / world"}, "parameters", "averaged",
+        "leave out the division of losses by the 2 ranks", [{"loss": "loss / count"}],
+    ),
     "averaged by DDP": Slip(
         {"reduce": ""}, "parameters", "averaged", "multiply the loss by the 2 ranks",
         [{"reduce": "sum_gradients(model)"}, {"loss": "loss / count * world"}], DDP,

@@ -137,6 +137,16 @@ def test_a_test_fails_with_the_layer_the_pair_and_a_drawing():
     assert_sees(Tiny([Block(Attention(PACKED))]), (IDS,), SPEC.mask("packed"), ROW)
 
 
+def test_layers_of_torch_are_asked_module_by_module():
+    # In eval mode they would run in one kernel, and call no module.
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+    report = probe(model, torch.randn(1, 5, 16), np.ones((5, 5), bool))
+    assert [each.module.split("`")[1] for each in report.layers] == [
+        "layers.0.self_attn", "layers.1.self_attn"
+    ]  # fmt: skip
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 @pytest.mark.parametrize("written", [window(4), [window(4)], [window(4), CAUSAL], [None, CAUSAL]])
 def test_masks_may_be_matrices_and_cycles_of_them(written):
     masks = [window(4), CAUSAL] if isinstance(written, list) and len(written) > 1 else [window(4)]

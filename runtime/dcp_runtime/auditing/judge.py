@@ -69,7 +69,10 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[AuditFinding]:
             what = f"step {step + 1}: nothing says which gradients are right"
             found.append(note("parameters", "not judged", what))
             continue
-        earlier = right_of_one(alone, step - 1, batches) if is_known and alone and step else None
+        earlier = None
+        if step:
+            earlier = right_of_one(alone, step - 1, batches) if is_known and alone else None
+            earlier = earlier or right_of_ranks(ranks, step - 1)
         for name, each in _classify(ranks, step, wanted, earlier):
             kinds[name].append(each)
         found += check_norms(ranks, step, wanted)

@@ -1,8 +1,8 @@
 """What to write where gradients are wrong: the remedy that fits what the script has already."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from dcp_runtime.auditing.record import Run
+from dcp_runtime.auditing.record import Run, SeenBatch
 
 WAYS_OUT = {
     "doubled": "something adds these gradients up once more: add up once a step{sums}",
@@ -39,7 +39,17 @@ def way_out(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bo
     )
 
 
+def _is_divided(ranks: Run, by: Callable[[SeenBatch, int], float]) -> bool:
+    """Return whether each loss of the first step is divided by that many targets."""
+    batches = [each for _, _, each in ranks.micro_batches(0) if each.count]
+    whole = sum(each.count for each in batches)
+    known = [(each.divisor, by(each, whole)) for each in batches]
+    return all(got is not None and abs(got - n) <= 2e-3 * n for got, n in known)
+
+
 def _undo_mean(ranks: Run, line: str) -> str:
+    if _is_divided(ranks, lambda _, whole: ranks.ranks * whole):
+        return f"leave out the division of losses by the {ranks.ranks} ranks: gradients are added"
     sums = [where for where, (_, size) in ranks.logs[0]["sums"].items() if size == ranks.ranks]
     start = "losses of ranks are shares of one mean, so their gradients are added, not averaged: "
     if ranks.shards(0):
@@ -96,8 +106,7 @@ def _add_up(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bo
 
 def second_sum(ranks: Run, ratio: float) -> tuple[str, str, str]:
     """Return kind, sentence and remedy where losses and the sum of gradients do not fit."""
-    batches = [each for _, _, each in ranks.micro_batches(0) if each.count]
-    if all(abs((each.divisor or 0) - each.count) <= 2e-3 * each.count for each in batches):
+    if _is_divided(ranks, lambda batch, _: batch.count):
         return (
             "divided by local targets", "every rank divides its loss by its own targets, equally "
             f"many here, and gradients are added up: {ratio:.3f} times the right ones",
