@@ -4,6 +4,7 @@ The scripts of `tests/fixtures/audit` know nothing of the audit; `--slip` makes 
 """
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -194,6 +195,25 @@ def test_the_remedy_of_the_page_makes_its_script_right(tmp_path):
     )
     script.write_text(text.replace("# Here the gradients of all ranks should be averaged.", mended))
     assert not any(each.is_fault for each in audit_script(AuditOrder((str(script),))))
+
+
+@pytest.mark.slow
+def test_the_loss_of_ones_own_on_the_page_is_wrong_as_shown_and_right_as_mended(
+    tmp_path, monkeypatch
+):
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    text, mended = re.findall(
+        r"^```python\n(import tempfile.*?| .*?)^```", page, re.DOTALL | re.MULTILINE
+    )
+    (shown,) = re.findall(
+        r"^```\n\$ dcpm audit own_loss.py\n(.*?)^```", page, re.DOTALL | re.MULTILINE
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("own_loss.py").write_text(text)
+    assert CliRunner().invoke(command, ["own_loss.py"]).stdout == shown
+    wrong = "        return functional.cross_entropy(logits, labels)\n"
+    Path("own_loss.py").write_text(text.replace(wrong, mended))
+    assert CliRunner().invoke(command, ["own_loss.py"]).exit_code == 0
 
 
 def test_a_script_that_fails_is_shown_with_its_rank(tmp_path):
