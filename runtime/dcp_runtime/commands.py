@@ -370,8 +370,9 @@ def audit(
     Options of the script follow after --. Says of every parameter whether its gradient is right.
     Exits with status 1 on faults.
     """
-    from dcp_runtime.auditing.audit import AuditOrder, audit_script
+    from dcp_runtime.auditing.audit import audit_script
     from dcp_runtime.auditing.report import to_json, to_text
+    from dcp_runtime.auditing.runs import AuditOrder
 
     order = AuditOrder(
         (script, *arguments),

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dcp_runtime.auditing.audit import AuditOrder, audit_script
+from dcp_runtime.auditing.audit import audit_script
+from dcp_runtime.auditing.runs import AuditOrder
 
 SCRIPT = """
 import contextlib
@@ -240,6 +241,11 @@ SLIPS = {
         {"seed": "rank"}, "ranks", "other weights", "torch.manual_seed(seed)", [{"seed": "5"}],
     ),
 }  # fmt: skip
+SECOND = "F.cross_entropy(model(x[:, :-1]), targets(x).flatten(), reduction='sum')"
+MEASURED = (
+    "add_up(model.parameters()); nn.utils.clip_grad_norm_(model.parameters(), float('inf')); "
+    "[p.grad.mul_(0.5) for p in model.parameters()]"
+)
 QUICK = {"rows twice, in sets of the ranks", "past DDP"}
 pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("forked_audits")]
 
@@ -269,7 +275,17 @@ def test_what_a_remedy_says_makes_the_script_right(name, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "base", [{}, DDP, MEAN, FSDP, DDP | {"context": LAST_SYNC}, {"accumulate": "1"}]
+    "base",
+    [
+        {},
+        DDP,
+        MEAN,
+        FSDP,
+        DDP | {"context": LAST_SYNC},
+        {"accumulate": "1"},
+        {"accumulate": "1", "loss": f"loss / count).backward(); ({SECOND} / count"},
+        {"reduce": MEASURED},
+    ],
 )
 def test_the_script_is_right_as_it_is(base, tmp_path):
     assert faults(tmp_path, base, 2) == []

@@ -29,8 +29,8 @@ def read_script(
     """
     if path.startswith("hf:"):
         layers = max(2, mask.period) if isinstance(mask, Stack) else 2
-        model = tiny_model(path.removeprefix("hf:"), layers, given)
-        return model, default_batch(model, mask, sample)
+        tiny = tiny_model(path.removeprefix("hf:"), layers, given)
+        return tiny, default_batch(tiny, mask, sample)
     if given or not Path(path).is_file():
         got = "--config, which is for hf:CLASS" if given else "no such file"
         raise RunError(f"{path}: expected a file, or hf:CLASS of transformers; got {got}")

@@ -41,8 +41,8 @@ def tiny_model(name: str, layers: int, given: Mapping[str, Any]) -> nn.Module:
     """
     import transformers
 
-    kind = getattr(transformers, name, None)
-    make = getattr(kind, "config_class", None)
+    kind: Any = getattr(transformers, name, None)
+    make: Any = getattr(kind, "config_class", None)
     if make is None or not issubclass(kind, nn.Module):
         raise RunError(
             f"hf:{name}: expected a model class of transformers {transformers.__version__}, such "
