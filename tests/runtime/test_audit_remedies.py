@@ -183,7 +183,12 @@ SLIPS = {
         "in place of model.module(...)", [{"forward": "model(x[:, :-1])"}], MEAN,
     ),
     "never in sync": Slip(
-        {"context": NO_SYNC}, "parameters", "partial", "the last micro-batch, forward and backward",
+        {"context": NO_SYNC}, "parameters", "partial", "the last micro-batch runs in no_sync()",
+        [{"context": LAST_SYNC}], MEAN,
+    ),
+    "in sync too early": Slip(
+        {"context": "model.no_sync() if is_last else contextlib.nullcontext()"},
+        "parameters", "wrong", "the last micro-batch runs in no_sync()",
         [{"context": LAST_SYNC}], MEAN,
     ),
     "left out of DDP": Slip(

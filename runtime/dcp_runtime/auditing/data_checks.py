@@ -153,11 +153,8 @@ def check_all_data(alone: Run, ranks: Run) -> Iterable[AuditFinding]:
                 "seen by no rank until the script ends",
                 "let the ranks divide what is left over, too",
             )  # fmt: skip
-        if (
-            kind == "rows"
-            and (again := _again(own, seen))
-            and not (_is_filled_up(ranks) or _copies(ranks, 0))
-        ):
+        is_told = kind != "rows" or _is_filled_up(ranks) or _copies(ranks, 0)
+        if not is_told and (again := _again(own, seen)):
             yield AuditFinding(
                 "data", "seen twice", f"{again} of {len(own)} rows are trained on more often than "
                 "others until the script ends", "give every row to one rank; nothing is wrong if "

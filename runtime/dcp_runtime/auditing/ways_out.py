@@ -29,7 +29,7 @@ def way_out(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bo
     line = step.get("line", "?")
     if kind == "averaged":
         return _undo_mean(ranks, line)
-    if kind.startswith("partial"):
+    if kind.startswith("partial") or (kind == "wrong" and step.get("replica") == "no_sync"):
         return _add_up(kind, names, ranks, are_others_right=are_others_right)
     if kind == "missing" and "zeroed" in step:
         return f"{step['zeroed']} clears gradients before {line} takes the step: clear them after"
@@ -73,8 +73,8 @@ def _add_up(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bo
     then = then if kind == "partial" else ""
     if replica == "no_sync":
         return (
-            f"{start}: all backwards of the step run in no_sync() of DistributedDataParallel. Let "
-            f"the last micro-batch, forward and backward, run outside it{then}"
+            f"{start}: the last micro-batch runs in no_sync() of DistributedDataParallel. Let it, "
+            f"forward and backward, run outside{then}"
         )
     if replica == "passed by":
         return (
