@@ -109,6 +109,11 @@ TWO_OF_FOUR = (
     "pairs = [dist.new_group([r, r + 1]) for r in range(0, world - 1, 2)]; "
     "add_up(model.parameters(), pairs[rank // 2] if pairs else None)"
 )
+DDP_OF_PAIRS = (
+    "pairs = [dist.new_group([r, r + 1]) for r in range(0, world - 1, 2)]\n"
+    "group = pairs[rank // 2] if pairs else None\n"
+    "model = DistributedDataParallel(inner, process_group=group)"
+)
 SLIPS = {
     "rows twice": Slip(
         {"sampler": OVERLAP, "accumulate": "1"}, "data", "seen twice", "each its part of the rows",
@@ -183,13 +188,27 @@ SLIPS = {
         "in place of model.module(...)", [{"forward": "model(x[:, :-1])"}], MEAN,
     ),
     "never in sync": Slip(
-        {"context": NO_SYNC}, "parameters", "partial", "the last micro-batch runs in no_sync()",
+        {"context": NO_SYNC}, "parameters", "partial", "the last micro-batch runs without sync",
         [{"context": LAST_SYNC}], MEAN,
     ),
     "in sync too early": Slip(
         {"context": "model.no_sync() if is_last else contextlib.nullcontext()"},
-        "parameters", "wrong", "the last micro-batch runs in no_sync()",
+        "parameters", "wrong", "outside no_sync() of DDP",
         [{"context": LAST_SYNC}], MEAN,
+    ),
+    "FSDP never in sync": Slip(
+        {"wrap": FSDP["wrap"] + "\nmodel.set_requires_gradient_sync(False)"},
+        "parameters", "missing", "behind set_requires_gradient_sync(True) of FSDP",
+        [{"context": "contextlib.nullcontext(model.set_requires_gradient_sync(is_last))"}], FSDP,
+    ),
+    "FSDP in sync too early": Slip(
+        {"context": "contextlib.nullcontext(model.set_requires_gradient_sync(not is_last))"},
+        "parameters", "wrong", "behind set_requires_gradient_sync(True) of FSDP",
+        [{"context": "contextlib.nullcontext(model.set_requires_gradient_sync(is_last))"}], FSDP,
+    ),
+    "DDP of pairs": Slip(
+        {"wrap": DDP_OF_PAIRS}, "parameters", "partial", "covers 2 of 4 ranks: leave out process",
+        [{"wrap": DDP["wrap"]}], MEAN, ranks=4,
     ),
     "left out of DDP": Slip(
         {"wrap": IGNORE.format('["4.weight", "4.bias"]')}, "parameters", "partial",
@@ -251,6 +270,7 @@ MEASURED = (
     "add_up(model.parameters()); nn.utils.clip_grad_norm_(model.parameters(), float('inf')); "
     "[p.grad.mul_(0.7) for p in model.parameters()]"
 )
+VALUES = "nn.utils.clip_grad_value_(model.parameters(), 1e-3)"
 QUICK = {"rows twice, in sets of the ranks", "past DDP"}
 pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("forked_audits")]
 
@@ -290,6 +310,7 @@ def test_what_a_remedy_says_makes_the_script_right(name, tmp_path):
         {"accumulate": "1"},
         {"accumulate": "1", "loss": f"loss / count).backward(); ({SECOND} / count"},
         {"reduce": MEASURED},
+        {"reduce": f"add_up(model.parameters()); {VALUES}"},
     ],
 )
 def test_the_script_is_right_as_it_is(base, tmp_path):

@@ -67,6 +67,8 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[AuditFinding]:
         if wanted is None:
             what = f"step {step + 1}: nothing says which gradients are right"
             found.append(note("parameters", "not judged", what))
+            if not any(ranks.tensors(step, "grad", rank) for rank in range(ranks.ranks)):
+                kinds["all"].append(("missing", 0.0))
             continue
         earlier = None
         if step:

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.distributed.tensor import DTensor
@@ -94,6 +95,7 @@ class Observer:
         self._backwards = 0  # under way: one may run another
         self._replicas: list[DistributedDataParallel] = []
         self._is_reduced: bool | None = None  # whether DDP adds up the next backward, if it ran
+        self._is_sharding_off = False  # whether FSDP does not
         self._undo: list[Callable[[], Any]] = []
         self._log: dict[str, Any] = {
             "ties": {}, "loaders": [], "seen": [], "sums": {}, "ignored": [], "batch_norm": "",
@@ -112,7 +114,9 @@ class Observer:
         self._wrap(clipping.clip_grad, "clip_grad_norm_", self._see_clip)
         self._wrap(clipping, "clip_grad_norm_", self._see_clip)
         self._wrap(clipping, "clip_grads_with_norm_", self._see_clip)
-        self._wrap(torch.distributed, "all_reduce", self._see_sum)
+        for owner in (clipping, clipping.clip_grad):
+            self._wrap(owner, "clip_grad_value_", self._see_clip_of_values)
+        self._wrap(dist, "all_reduce", self._see_sum)
         self._wrap(Optimizer, "add_param_group", self._see_group)
         self._wrap(Optimizer, "zero_grad", self._see_zero)
         self._wrap(torch.nn.Module, "zero_grad", self._see_zero)
@@ -122,6 +126,7 @@ class Observer:
             from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
             self._wrap(_fsdp_param_group, "foreach_reduce", self._see_shards)
+            self._wrap(dist.fsdp.FSDPModule, "set_requires_gradient_sync", self._see_sync)
         from dcp_runtime.data.dataloader import DCPDataloader
 
         self._wrap(DCPDataloader, "_epoch", self._see_epoch)
@@ -192,6 +197,10 @@ class Observer:
     def _see_replica(self, original: Any, model: Any, *given: Any, **named: Any) -> Any:
         self._is_reduced = model.require_backward_grad_sync
         return original(model, *given, **named)
+
+    def _see_sync(self, original: Any, model: Any, is_on: bool, **named: Any) -> None:
+        self._is_sharding_off = not is_on
+        original(model, is_on, **named)
 
     def _see_rows(self, original: Any, iterator: Any) -> Any:
         found = original(iterator)
@@ -276,6 +285,8 @@ class Observer:
             self._replicas += [
                 each for each in root.modules() if isinstance(each, DistributedDataParallel)
             ]
+            groups = {dist.get_world_size(each.process_group) for each in self._replicas}
+            self._log["replica_ranks"] = min(groups, default=None)
             self._log["ignored"] += [
                 n for each in self._replicas for n in each.parameters_to_ignore
             ]
@@ -344,7 +355,9 @@ class Observer:
             "sum": sum(each["sum"] for each in self._losses),
             "count": sum(each["count"] for each in self._losses),
         })  # fmt: skip
-        if self._replicas:
+        if self._is_sharding_off:
+            self._step.info["replica"] = "no_sync"
+        elif self._replicas:
             self._step.info["replica"] = {None: "passed by", False: "no_sync", True: "reduced"}[
                 self._is_reduced
             ]
@@ -371,12 +384,15 @@ class Observer:
             self._keep("unclipped", before)
         return result
 
+    def _see_clip_of_values(self, original: Any, *given: Any, **named: Any) -> None:
+        self._keep("unclipped", self._gradients())
+        self._step.info["is_cut"] = True
+        original(*given, **named)
+
     def _see_sum(self, original: Any, *given: Any, **named: Any) -> Any:
         if self._step.info["backwards"] and not self._backwards:
             group = named.get("group", given[2] if len(given) > 2 else None)
-            sums = self._log["sums"].setdefault(
-                _line(), [0, torch.distributed.get_world_size(group)]
-            )
+            sums = self._log["sums"].setdefault(_line(), [0, dist.get_world_size(group)])
             sums[0] += 1
         return original(*given, **named)
 

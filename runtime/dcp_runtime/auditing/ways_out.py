@@ -29,7 +29,8 @@ def way_out(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bo
     line = step.get("line", "?")
     if kind == "averaged":
         return _undo_mean(ranks, line)
-    if kind.startswith("partial") or (kind == "wrong" and step.get("replica") == "no_sync"):
+    is_off = step.get("replica") == "no_sync"
+    if kind.startswith("partial") or (kind in ("wrong", "missing") and is_off):
         return _add_up(kind, names, ranks, are_others_right=are_others_right)
     if kind == "missing" and "zeroed" in step:
         return f"{step['zeroed']} clears gradients before {line} takes the step: clear them after"
@@ -73,8 +74,8 @@ def _add_up(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bo
     then = then if kind == "partial" else ""
     if replica == "no_sync":
         return (
-            f"{start}: the last micro-batch runs in no_sync() of DistributedDataParallel. Let it, "
-            f"forward and backward, run outside{then}"
+            f"{start}: the last micro-batch runs without sync. Let it, forward and backward, run "
+            f"outside no_sync() of DDP, behind set_requires_gradient_sync(True) of FSDP{then}"
         )
     if replica == "passed by":
         return (
@@ -85,6 +86,12 @@ def _add_up(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bo
         return (
             f"{start}: DistributedDataParallel was told to leave them out "
             "(_set_params_and_buffers_to_ignore_for_model): take them off that list"
+        )
+    covered = log.get("replica_ranks") or ranks.ranks
+    if replica and covered < ranks.ranks:
+        return (
+            f"a part of the ranks is averaged: DistributedDataParallel covers {covered} of "
+            f"{ranks.ranks} ranks: leave out process_group=, or give it a group of all of them"
         )
     small = {where: size for where, (_, size) in log["sums"].items() if size < ranks.ranks}
     if small:
