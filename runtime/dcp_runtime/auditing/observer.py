@@ -123,10 +123,11 @@ class Observer:
         self._wrap(torch_loader._BaseDataLoaderIter, "__next__", self._see_batch)
         self._wrap(torch_loader._BaseDataLoaderIter, "_next_index", self._see_rows)
         with suppress(ImportError):  # a part of torch that has no public name
+            from torch.distributed.fsdp import FSDPModule
             from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
             self._wrap(_fsdp_param_group, "foreach_reduce", self._see_shards)
-            self._wrap(dist.fsdp.FSDPModule, "set_requires_gradient_sync", self._see_sync)
+            self._wrap(FSDPModule, "set_requires_gradient_sync", self._see_sync)
         from dcp_runtime.data.dataloader import DCPDataloader
 
         self._wrap(DCPDataloader, "_epoch", self._see_epoch)
