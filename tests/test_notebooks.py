@@ -11,6 +11,10 @@ SHOWN = {
     "mask": {1: ("image/svg+xml", "<svg"), 5: ("text/html", "<iframe"), 6: ("text/html", "<img")},
     "step": {4: ("text/html", "<table")},
 }
+SAID = {
+    "mask": "layer 0, `self_attn` (MultiheadAttention), leaks 752 pairs",
+    "step": "parameters stale",
+}
 
 
 def test_every_notebook_is_listed_and_holds_no_results():
@@ -30,3 +34,5 @@ def test_a_notebook_runs_and_draws(name, tmp_path):
     for cell, (kind, start) in SHOWN[name].items():
         (drawn,) = (out.data[kind] for out in notebook.cells[cell].outputs if "data" in out)
         assert start in drawn
+    (printed,) = notebook.cells[-1].outputs
+    assert SAID[name] in printed["text"]

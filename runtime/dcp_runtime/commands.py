@@ -292,7 +292,7 @@ def top(folder: str, *, once: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("script", metavar="MODEL.PY", type=click.Path(exists=True, dir_okay=False))
+@click.argument("script", metavar="MODEL.PY|hf:CLASS")
 @click.option("--mask", "written", required=True, metavar="FILE:NAME",
               help="Mask or stack of a .dcpm file; NAME alone is of the library.")  # fmt: skip
 @click.option("--row", required=True, metavar="ROW",
@@ -300,14 +300,18 @@ def top(folder: str, *, once: bool, as_json: bool) -> None:
               "or a JSON file.")  # fmt: skip
 @click.option("--layers", type=click.IntRange(min=1), default=1, show_default=True,
               help="Layers inside a model that is a single module for torch.")  # fmt: skip
+@click.option("--config", "given", multiple=True, metavar="NAME=VALUE",
+              help="A value of the config of hf:CLASS, as sliding_window=4.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def probe(script: str, written: str, row: str, layers: int, as_json: bool) -> None:
+def probe(
+    script: str, written: str, row: str, layers: int, given: tuple[str, ...], as_json: bool
+) -> None:
     """Find which keys each query sees in every layer of a model, and compare with a mask.
 
     MODEL.PY defines `model`, a torch module, or `make_model()`, and may define `batch(row)`, which
     returns what the model takes: a tensor, a tuple or a dict. The row has `columns` and `length`.
     Without it the model gets random `input_ids` and the row's `position_ids`. The file runs as a
-    script of yours.
+    script of yours. hf:CLASS is a small model of a class of transformers, with random weights.
 
     Exit status: 0 if all layers see what is written, 1 if not.
     """
@@ -322,7 +326,14 @@ def probe(script: str, written: str, row: str, layers: int, as_json: bool) -> No
     spec = load(f"{path}.dcpm") if is_file else Spec.from_text("", "<library>")
     mask = spec.stack(name) if name in spec.stacks else spec.mask(name)
     sample = sample_from_argument(spec, row)
-    report = find(*read_script(script, mask, sample), mask, sample, layers=layers)
+    config = {}
+    for each in given:
+        key, _, value = each.partition("=")
+        try:
+            config[key] = json.loads(value)
+        except ValueError:
+            config[key] = value
+    report = find(*read_script(script, mask, sample, config), mask, sample, layers=layers)
     if as_json:
         click.echo(json.dumps({"schema": "dcp.probe/1", **report.to_json()}))
     else:
@@ -359,8 +370,9 @@ def audit(
     Options of the script follow after --. Says of every parameter whether its gradient is right.
     Exits with status 1 on faults.
     """
-    from dcp_runtime.auditing.audit import AuditOrder, audit_script
+    from dcp_runtime.auditing.audit import audit_script
     from dcp_runtime.auditing.report import to_json, to_text
+    from dcp_runtime.auditing.runs import AuditOrder
 
     order = AuditOrder(
         (script, *arguments),

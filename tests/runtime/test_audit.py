@@ -4,6 +4,7 @@ The scripts of `tests/fixtures/audit` know nothing of the audit; `--slip` makes 
 """
 
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +13,10 @@ import torch
 from click.testing import CliRunner
 
 from dcp_runtime import RunError
-from dcp_runtime.auditing.audit import AuditOrder, audit_script
+from dcp_runtime.auditing.audit import audit_script
 from dcp_runtime.auditing.data_checks import check_rows
-from dcp_runtime.auditing.judge import _group
 from dcp_runtime.auditing.observer import Observer
+from dcp_runtime.auditing.runs import AuditOrder
 from dcp_runtime.commands import audit as command
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "audit"
@@ -32,7 +33,9 @@ CLEAN = (
     "train.py --recipe cp-fsdp --clip 0.1",
     "trainer.py --kind mixin --accumulate 2 --tied",
     "trainer.py --kind plain",
+    "trainer.py --kind plain --uneven",
     "megatron_loop.py",
+    "torchtitan_loop.py",
 )
 WRONG = {  # what is found first, and of how many parameters it is told; None: of none
     "train.py --recipe packed --slip forgotten --clip 0.1": ("parameters", "partial", 27),
@@ -83,6 +86,7 @@ WRONG = {  # what is found first, and of how many parameters it is told; None: o
     "trainer.py --kind plain --slip drop-last": ("data", "never seen", None),
     "trainer.py --kind mixin --slip drop": ("data", "never seen", None),
     "megatron_loop.py --slip tied-twice": ("parameters", "doubled", 1),
+    "torchtitan_loop.py --slip mean": ("parameters", "averaged", 15),
 }  # fmt: skip
 QUICK = {
     CLEAN[0],
@@ -141,18 +145,6 @@ def test_a_limit_of_steps_is_told_from_a_batch_that_is_left_out(
     assert [(each.kind, each.is_fault) for each in found] == ([(kind, is_fault)] if kind else [])
 
 
-@pytest.mark.parametrize(
-    ("others", "first"), [({}, "divided by local targets"), ({"b": ("right", 1.0)}, "doubled")]
-)
-def test_a_second_sum_of_some_parameters_is_not_blamed_on_the_loss(others, first):
-    kinds = {"a": [("a sum of means", 2.0)]} | {name: [each] for name, each in others.items()}
-    step = SimpleNamespace(info={"line": "train.py:9"})
-    ranks = SimpleNamespace(steps=[[step]], logs=[{"ties": {}, "sums": {"train.py:7": 2}}])
-    found = [each for each in _group(kinds, ranks) if each.is_fault]
-    assert found[0].kind == first
-    assert len(found) == (1 if others else 2)
-
-
 def test_dropout_inside_attention_is_off(tmp_path):
     q = torch.randn(1, 2, 16, 8)
     attend = lambda: torch.nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)  # noqa: E731
@@ -204,6 +196,25 @@ def test_the_remedy_of_the_page_makes_its_script_right(tmp_path):
     )
     script.write_text(text.replace("# Here the gradients of all ranks should be averaged.", mended))
     assert not any(each.is_fault for each in audit_script(AuditOrder((str(script),))))
+
+
+@pytest.mark.slow
+def test_the_loss_of_ones_own_on_the_page_is_wrong_as_shown_and_right_as_mended(
+    tmp_path, monkeypatch
+):
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text(encoding="utf-8")
+    text, mended = re.findall(
+        r"^```python\n(import tempfile.*?| .*?)^```", page, re.DOTALL | re.MULTILINE
+    )
+    (shown,) = re.findall(
+        r"^```\n\$ dcpm audit own_loss.py\n(.*?)^```", page, re.DOTALL | re.MULTILINE
+    )
+    monkeypatch.chdir(tmp_path)
+    Path("own_loss.py").write_text(text)
+    assert CliRunner().invoke(command, ["own_loss.py"]).stdout == shown
+    wrong = "        return functional.cross_entropy(logits, labels)\n"
+    Path("own_loss.py").write_text(text.replace(wrong, mended))
+    assert CliRunner().invoke(command, ["own_loss.py"]).exit_code == 0
 
 
 def test_a_script_that_fails_is_shown_with_its_rank(tmp_path):

@@ -46,13 +46,15 @@ def run(tmp_path, monkeypatch):
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its own defaults
 def test_the_example_of_the_page_prints_what_it_shows(run):
     model, batch, in_python = blocks("python")
-    (typed,) = (text for text in blocks("") if text.startswith("$ dcpm probe"))
-    line, shown = typed.split("\n", 1)
-    arguments = line.removeprefix("$ dcpm probe ").split()
+    first, second = (text for text in blocks("") if text.startswith("$ dcpm probe"))
+    line, shown = first.split("\n", 1)
     (text,) = blocks("dcpm")
-    result = run(*arguments, model_py=model, packed_dcpm=text)
+    result = run(*line.removeprefix("$ dcpm probe ").split(), packed_dcpm=text)
     assert result.stdout == shown
     assert result.exit_code == 1
+    arguments = second.removeprefix("$ dcpm probe ").split()
+    result = run(*arguments, model_py=model)
+    assert result.stdout == shown
     # What the page advises.
     result = run(*arguments, model_py=model + batch)
     assert result.stdout == "2 modules mix tokens; all see what is written\n"
@@ -95,6 +97,24 @@ def test_the_document_of_the_command_holds_every_wrong_pair(run):
     assert (wrong["first"], wrong["hides"], wrong["layer"]) == ([0, 1], [], 0)
 
 
+@pytest.mark.filterwarnings("ignore")  # of transformers, about its own defaults
+def test_classes_of_transformers_are_made_small_or_refused(run):
+    # A window as long as the row hides nothing: the written one does.
+    row = ("--mask", "sliding(4)", "--row", "len = 11")
+    result = run("hf:MistralForCausalLM", *row)
+    assert (result.exit_code, "layer 1, " in result.stdout) == (1, True)
+    assert run("hf:MistralForCausalLM", *row, "--config", "sliding_window=4").exit_code == 0
+    for arguments, message in {
+        ("hf:Nothing",): "hf:Nothing: expected a model class of transformers",
+        ("hf:LlamaForCausalLM", "--config", "window=4"): "LlamaConfig has no `window`",
+        ("hf:PaliGemmaForConditionalGeneration",): "parts of it have configs of their own",
+        ("hf:GPTNeoForCausalLM",): "GPTNeoConfig refuses small sizes",
+        ("own.py", "--config", "window=4"): "got --config, which is for hf:CLASS",
+        ("own.py",): "own.py: expected a file, or hf:CLASS of transformers; got no such file",
+    }.items():
+        assert message in str(run(*arguments, *row).exception)
+
+
 def test_a_file_without_a_model_or_a_batch_says_what_is_missing(run):
     arguments = ("own.py", "--mask", "causal", "--row", "len = 5")
     result = run(*arguments, own_py="model = 3")
@@ -115,6 +135,16 @@ def test_a_test_fails_with_the_layer_the_pair_and_a_drawing():
         "sees", "leaks", "hides"
     ]  # fmt: skip
     assert_sees(Tiny([Block(Attention(PACKED))]), (IDS,), SPEC.mask("packed"), ROW)
+
+
+def test_layers_of_torch_are_asked_module_by_module():
+    # In eval mode they would run in one kernel, and call no module.
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+    report = probe(model, torch.randn(1, 5, 16), np.ones((5, 5), bool))
+    assert [each.module.split("`")[1] for each in report.layers] == [
+        "layers.0.self_attn", "layers.1.self_attn"
+    ]  # fmt: skip
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 @pytest.mark.parametrize("written", [window(4), [window(4)], [window(4), CAUSAL], [None, CAUSAL]])

@@ -1,23 +1,12 @@
 """`audit_script`: one run on one process, one on ranks, and what their records say."""
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from dcp_runtime.auditing.findings import AuditFinding
 from dcp_runtime.auditing.judge import judge
-from dcp_runtime.auditing.runs import RunOrder, run_script
-
-
-@dataclass(frozen=True, slots=True)
-class AuditOrder:
-    """What to audit: the words of the script, its ranks, and the words for one process."""
-
-    words: tuple[str, ...]
-    ranks: int = 2
-    steps: int = 2
-    alone: tuple[str, ...] | None = None
-    timeout_s: float = 300.0
+from dcp_runtime.auditing.runs import AuditOrder, run_script
 
 
 def audit_script(order: AuditOrder) -> list[AuditFinding]:
@@ -28,8 +17,8 @@ def audit_script(order: AuditOrder) -> list[AuditFinding]:
     """
     with tempfile.TemporaryDirectory(prefix="dcpm-audit-") as name:
         # One process reads the batches of all ranks one by one, where they read their own.
-        single = RunOrder(order.alone or order.words, 1, order.steps * order.ranks, order.timeout_s)
+        single = replace(order, words=order.alone or order.words, ranks=1)
+        single = replace(single, steps=order.steps * order.ranks)
         alone = run_script(single, Path(name, "alone"))
-        many = RunOrder(order.words, order.ranks, order.steps, order.timeout_s)
-        ranks = run_script(many, Path(name, "ranks"))
+        ranks = run_script(order, Path(name, "ranks"))
         return judge(alone, ranks, order.steps)

@@ -29,6 +29,19 @@ def check_sum(ids: Ids) -> int:
     return zlib.crc32(np.ascontiguousarray(ids.flatten()).tobytes())
 
 
+def row_sums(ids: list[Ids]) -> Ids:
+    """Return a number for each sequence of ids ``[B, T]``, without what pads it at its ends."""
+    rows = [row for each in ids if each.ndim > 1 for row in each.reshape(-1, each.shape[-1])]
+    sums = [check_sum(row[slice(*_inside(row))]) for row in rows]
+    return np.array(sums, np.int64)
+
+
+def _inside(row: Ids) -> tuple[int, int]:
+    """Return where a row begins and ends, if equal ids at an end count once."""
+    changes = np.flatnonzero(np.diff(row))
+    return (int(changes[0]), int(changes[-1]) + 2) if len(changes) else (0, 1)
+
+
 def integers_of(given: Any) -> list[Tensor]:  # Any: arguments or a batch of a user
     """Return the tensors of integers in arguments, in batches and in what holds them."""
     if isinstance(given, Tensor):

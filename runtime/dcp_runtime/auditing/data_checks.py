@@ -1,4 +1,4 @@
-"""Are the tokens, targets and rows of all ranks those of one process, and who divides by what?"""
+"""Are the tokens, targets and rows of all ranks those of one process?"""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -7,13 +7,15 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_runtime.auditing.findings import AuditFinding, note, right
+from dcp_runtime.auditing.findings import AuditFinding, note
 from dcp_runtime.auditing.record import Run, SeenBatch
 
 Bag: TypeAlias = NDArray[np.int64]
 Relation: TypeAlias = Literal["same", "copies", "union", "other", "unseen"]
-SAME = 2e-3
-"""Relative difference up to which two divisors are the same."""
+CLEAR = 0.75
+"""Share of the targets that settles how far ahead they are; the ends of sequences miss."""
+FEW = 8
+"""So many targets say nothing."""
 
 
 def relate(alone: Run, ranks: Run, step: int) -> Relation:
@@ -49,6 +51,8 @@ def _bag(run: Run, steps: Iterable[int], kind: str) -> Bag | None:
 
 
 def _ids_of(batch: SeenBatch, kind: str) -> Bag | None:
+    if kind == "rows":
+        return batch.rows if len(batch.rows) else None
     counted = batch.targets != -100
     found: Bag | None = batch.ids if batch.tokens is None else batch.tokens
     if kind == "targets":
@@ -66,16 +70,38 @@ def check_data(alone: Run, ranks: Run, step: int, relation: Relation) -> Iterabl
             "data", "unseen", "the model embeds no token ids and has no cross entropy that is "
             "seen, so nothing tells whether the ranks and one process saw the same data",
         )  # fmt: skip
-    elif relation == "copies":
+        return
+    if relation in ("copies", "other") and (copies := _copies(ranks, step)):
         yield AuditFinding(
-            "data", "seen by every rank", f"step {step + 1}: every rank trains on all tokens of "
-            f"one process: rows count {ranks.ranks} times",
+            "data", "seen by every rank", f"step {step + 1}: ranks {', '.join(map(str, copies))} "
+            f"train on the same tokens, which count {len(copies)} times",
             "give each rank its own rows, with DistributedSampler, or its own tokens of shared "
             "rows, with DCPDataloader; nothing is wrong under tensor parallelism",
-            is_fault=ranks.shards(step) <= ranks.steps[0][step].of("local").keys(),
+            is_fault=not _is_cut(alone, ranks),
         )  # fmt: skip
     elif relation == "other":
         yield _other_data(alone, ranks, step)
+
+
+def _copies(ranks: Run, step: int) -> list[int]:
+    """Return the most ranks that trained on the same data in a step; none if all data differ."""
+    alike: dict[bytes, list[int]] = {}
+    for rank, own in enumerate(ranks.steps):
+        for kind in ("pairs", "tokens"):
+            bag = _bag(Run([own], []), [step], kind)
+            if bag is not None:
+                alike.setdefault(bag.tobytes(), []).append(rank)
+                break
+    most = max(alike.values(), key=len, default=[])
+    return most if len(most) > 1 else []
+
+
+def _is_cut(alone: Run, ranks: Run) -> bool:
+    """Return whether ranks hold parts of parameters for which they see the same tokens."""
+    own, first = alone.steps[0][0].of("first"), ranks.steps[0][0]
+    shards, seen = ranks.shards(0), first.of("first")
+    has_parts = any(own[n].shape != seen[n].shape for n in (own.keys() & seen.keys()) - shards)
+    return has_parts or not shards <= first.of("local").keys()
 
 
 def _other_data(alone: Run, ranks: Run, step: int) -> AuditFinding:
@@ -99,18 +125,13 @@ def _other_data(alone: Run, ranks: Run, step: int) -> AuditFinding:
             "the next token may lie on another rank: take labels from LocalData, or shift whole "
             "sequences before they are cut",
         )  # fmt: skip
-    if lost > len(own) / 2:
+    ever = _bag(ranks, range(ranks.length), kind)
+    if lost > len(own) / 2 or ever is None or not _differences(own, ever):
         return note(
-            "data", "other data", f"{when}: {of} tokens of one process are seen by no rank, so its "
-            "gradients say nothing; ranks are judged by what each of them contributes",
+            "data", "other data", f"{when}: {of} tokens of one process are seen by no rank in this "
+            "step, so ranks are judged by what each of them contributes",
             "let a batch be a function of the step, not of the rank and its random numbers; or "
             "--alone 'ARGS' gives one process the data of all ranks",
-        )  # fmt: skip
-    ever = _bag(ranks, range(ranks.length), kind)
-    if ever is None or not _differences(own, ever):
-        return note(
-            "data", "another order", f"{when}: the ranks see other tokens than one process does in "
-            "as many batches; gradients are judged by what each rank contributes",
         )  # fmt: skip
     return AuditFinding(
         "data", "never seen", f"{when}: {of} tokens of one process are seen by no rank",
@@ -120,23 +141,79 @@ def _other_data(alone: Run, ranks: Run, step: int) -> AuditFinding:
 
 def check_all_data(alone: Run, ranks: Run) -> Iterable[AuditFinding]:
     """Compare all data of two scripts that came to their ends."""
-    for kind in ("tokens", "targets"):
+    for kind in ("rows", "tokens", "targets"):
         own, seen = _bag(alone, range(alone.length), kind), _bag(ranks, range(ranks.length), kind)
-        if own is not None and seen is not None:
-            # A batch without tokens runs on one that stands in.
-            batches = sum(len(step.micro_batches) for step in alone.steps[0])
-            if (lost := _differences(own, seen)) > batches:
-                yield AuditFinding(
-                    "data", "never seen", f"{lost} of the {len(own)} {kind} of one process are "
-                    "seen by no rank until the script ends",
-                    "let the ranks divide what is left over, too",
-                )  # fmt: skip
-            return
+        if own is None or seen is None or (kind == "rows" and not np.isin(seen, own).all()):
+            continue  # rows that were cut are other ones
+        # A batch without tokens runs on one that stands in.
+        batches = sum(len(step.micro_batches) for step in alone.steps[0])
+        if (lost := _differences(own, seen)) > (0 if kind == "rows" else batches):
+            yield AuditFinding(
+                "data", "never seen", f"{lost} of the {len(own)} {kind} of one process are "
+                "seen by no rank until the script ends",
+                "let the ranks divide what is left over, too",
+            )  # fmt: skip
+        is_told = kind != "rows" or _is_filled_up(ranks) or _copies(ranks, 0)
+        if not is_told and (again := _again(own, seen)):
+            yield AuditFinding(
+                "data", "seen twice", f"{again} of {len(own)} rows are trained on more often than "
+                "others until the script ends", "give every row to one rank; nothing is wrong if "
+                "rows fill the last batch up",
+            )  # fmt: skip
+        return
+
+
+def _again(own: Bag, seen: Bag) -> int:
+    """Return how many rows ranks saw more often than most, where one process saw all alike."""
+    if len(set(Counter(own.tolist()).values())) > 1:
+        return 0
+    often = Counter(seen.tolist()).values()
+    usual = Counter(often).most_common(1)[0][0]
+    return sum(times > usual for times in often)
+
+
+def _is_filled_up(run: Run) -> bool:
+    """Return whether samplers gave rows again: their loaders are judged by themselves."""
+    every = zip(*(log["loaders"] for log in run.logs), strict=False)
+    return any(max(_times(loaders).values(), default=0) > 1 for loaders in every)
+
+
+def _times(loaders: Sequence[dict[str, Any]]) -> Counter[int]:
+    """Count how often the loaders of the ranks gave each row."""
+    # Ranks that share batches are given the same rows.
+    shared = {tuple(each["rows"]) for each in loaders}
+    return Counter(row for part in shared for row in part)
 
 
 def _differences(own: Bag, other: Bag) -> int:
     """Return how many of the own ids are missing among the others."""
     return (Counter(own.tolist()) - Counter(other.tolist())).total()
+
+
+def check_shift(alone: Run, step: int) -> Iterable[AuditFinding]:
+    """Look for targets that are not the next token, but another one at a fixed distance."""
+    hits = dict.fromkeys((0, 1, 2), 0)
+    count = 0
+    for _, _, each in alone.micro_batches(step):
+        if each.tokens is not None:
+            count += int((each.targets != -100).sum())
+            for ahead in hits:
+                targets, tokens = each.targets[: len(each.targets) - ahead], each.tokens[ahead:]
+                hits[ahead] += int((targets == tokens).sum())
+    share = {ahead: equal / count for ahead, equal in hits.items()} if count > FEW else {1: 1.0}
+    if share[1] > 1 / 2:
+        return
+    if share[2] > CLEAR:
+        yield AuditFinding(
+            "labels", "shifted twice", f"step {step + 1}: targets are not the next tokens, but "
+            "those behind them", "shift labels once: where they are made, or before the loss",
+        )  # fmt: skip
+    if share[0] > CLEAR:
+        yield AuditFinding(
+            "labels", "not shifted", f"step {step + 1}: targets are the tokens themselves, which "
+            "the model reads", "logits[:, :-1] belong to labels[:, 1:]; nothing is wrong if the "
+            "model is to give back what it reads",
+        )  # fmt: skip
 
 
 def check_borders(alone: Run, step: int) -> Iterable[AuditFinding]:
@@ -166,55 +243,6 @@ def check_borders(alone: Run, step: int) -> Iterable[AuditFinding]:
     )
 
 
-def check_loss(run: Run, step: int, *, are_copies: bool) -> AuditFinding:
-    """Find the count by which the losses of a step are divided."""
-    found = [
-        (rank, n, each.divisor, each.count, each.line)
-        for rank, n, each in run.micro_batches(step)
-        if each.count and not (are_copies and rank)
-    ]
-    divisors = np.array([divisor or 0.0 for _, _, divisor, *_ in found])
-    counts = np.array([count for *_, count, _ in found], float)
-    if not len(found) or not divisors.all():
-        return note(
-            "loss", "unseen", "the loss is no cross entropy of token ids that is seen, so nothing "
-            "tells by which count it is divided",
-        )  # fmt: skip
-    of_rank, of_batch = np.array([rank for rank, *_ in found]), np.array([n for _, n, *_ in found])
-    whole, when = counts.sum(), f"step {step + 1}: divided by"
-    shares = {
-        "each rank's targets of a micro-batch": counts,
-        "each rank's targets of the step": _sums(counts, of_rank),
-        "the targets of all ranks in a micro-batch": _sums(counts, of_batch),
-    }
-    for what, share in shares.items():
-        if _are_alike(divisors / share) and not _are_alike(share):
-            is_rank = len(set(of_batch)) == 1 or "step" in what
-            return AuditFinding(
-                "loss", "divided by local targets" if is_rank
-                else "divided by the targets of each micro-batch",
-                f"{when} {what}, {', '.join(f'{n:g}' for n in share[:4])}, so that targets count "
-                f"differently; all are {whole:g}",
-                f"{found[0][-1]}: sum the losses of targets, and divide by the targets of all "
-                "ranks and micro-batches: next_token_loss(logits, local_data), or all_reduce them",
-            )  # fmt: skip
-    if not _are_alike(divisors):
-        return note("loss", "unlike", f"{when} {', '.join(f'{n:.4g}' for n in divisors[:4])}")
-    known = {"all targets": whole, "all targets, by ranks": whole / run.ranks} | {
-        f"{what}, equally many here": share[0] for what, share in shares.items()
-    }
-    by = (what for what, count in known.items() if abs(divisors[0] - count) <= SAME * count)
-    return right("loss", f"{when} {divisors[0]:.4g}, {next(by, 'no count of targets')}")
-
-
-def _sums(counts: NDArray[Any], of: NDArray[Any]) -> NDArray[Any]:
-    return np.array([counts[of == each].sum() for each in of])
-
-
-def _are_alike(values: NDArray[Any]) -> bool:
-    return bool(np.ptp(values) <= SAME * np.abs(values).max())
-
-
 def check_rows(run: Run) -> Iterable[AuditFinding]:
     """Count the rows that loaders gave in a whole epoch, and batches that were not trained on."""
     for loaders in zip(*(log["loaders"] for log in run.logs), strict=False):
@@ -233,8 +261,7 @@ def check_rows(run: Run) -> Iterable[AuditFinding]:
 
 
 def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[AuditFinding]:
-    # Ranks that share batches are given the same rows.
-    counts = Counter(row for part in {tuple(each["rows"]) for each in loaders} for row in part)
+    counts = _times(loaders)
     of, place = loaders[0]["of"], f"the loader of {loaders[0]['line']}"
     if not of or not counts:
         return
@@ -243,13 +270,15 @@ def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[AuditFinding]:
         yield AuditFinding(
             "data", "never seen", f"{place}: {never} of {of} rows are in no batch of an epoch"
             f"{', because it drops the last batch' if is_cut else ''}",
-            "drop_last=False" if is_cut else "a sampler that gives every row to some rank",
+            f"drop_last=False in {loaders[0]['line']}" if is_cut
+            else "a sampler that gives every row to some rank",
         )  # fmt: skip
+    # A sampler may fill the last batch up: torch's with rows for other ranks, others wholly.
     if again := counts.total() - len(counts):
         yield AuditFinding(
             "data", "seen twice", f"{place}: {again} rows are given again in the same epoch",
             "give all ranks the same seed of the sampler, and each its part of the rows",
-            is_fault=again >= len(loaders),  # a sampler may fill the last batch up
+            is_fault=again >= sum(each["most"] if each["fills"] else 1 for each in loaders),
         )  # fmt: skip
 
 

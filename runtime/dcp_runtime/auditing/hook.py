@@ -59,4 +59,5 @@ def audit(folder: str | Path | None = None, *, steps: int = 2) -> Iterator[None]
     if rank == 0:
         ranks = dist.get_world_size() if is_group else 1
         found = judge(None, read_run(Path(where), ranks), steps)
-        print(to_text(f"{ranks} ranks, judged by themselves", found), flush=True)
+        title = f"{ranks} rank{'s' * (ranks > 1)}, judged by themselves"
+        print(to_text(title, found), flush=True)

@@ -11,11 +11,12 @@ from dcp_runtime.auditing.data_checks import (
     check_all_data,
     check_borders,
     check_data,
-    check_loss,
     check_rows,
+    check_shift,
     relate,
 )
 from dcp_runtime.auditing.findings import AuditFinding, Part, note, right
+from dcp_runtime.auditing.loss_checks import check_accumulation, check_loss
 from dcp_runtime.auditing.norms import check_norms
 from dcp_runtime.auditing.record import Run, Tensors
 from dcp_runtime.auditing.right_gradients import (
@@ -24,6 +25,7 @@ from dcp_runtime.auditing.right_gradients import (
     Right,
     is_close,
     norm_of,
+    own_factor,
     ratio_of,
     right_of_one,
     right_of_ranks,
@@ -32,6 +34,7 @@ from dcp_runtime.auditing.right_gradients import (
     unclipped,
     verdict,
 )
+from dcp_runtime.auditing.ways_out import second_sum, way_out
 
 
 def judge(alone: Run | None, ranks: Run, steps: int) -> list[AuditFinding]:
@@ -53,6 +56,8 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[AuditFinding]:
             relation = relate(alone, ranks, step)
             found += check_data(alone, ranks, step, relation)
             found += check_borders(alone, step)
+            found += check_shift(alone, step)
+            found += check_accumulation(alone, step, own_factor(alone, step) or 1.0)
             relation = _guess(alone, ranks, step) if relation == "unseen" else relation
         is_known = alone is not None and relation != "other" and not first
         batches = ranks.ranks if relation == "union" else 1
@@ -62,16 +67,21 @@ def judge(alone: Run | None, ranks: Run, steps: int) -> list[AuditFinding]:
         if wanted is None:
             what = f"step {step + 1}: nothing says which gradients are right"
             found.append(note("parameters", "not judged", what))
+            if not any(ranks.tensors(step, "grad", rank) for rank in range(ranks.ranks)):
+                kinds["all"].append(("missing", 0.0))
             continue
-        earlier = right_of_one(alone, step - 1, batches) if is_known and alone and step else None
+        earlier = None
+        if step:
+            earlier = right_of_one(alone, step - 1, batches) if is_known and alone else None
+            earlier = earlier or right_of_ranks(ranks, step - 1)
         for name, each in _classify(ranks, step, wanted, earlier):
             kinds[name].append(each)
         found += check_norms(ranks, step, wanted)
         found += _check_ranks(ranks, step)
     found += _group(kinds, ranks)
+    found += check_rows(ranks)
     if alone is not None and alone.has_ended and ranks.has_ended:
         found += check_all_data(alone, ranks)
-    found += check_rows(ranks)
     parts = get_args(Part)
     return sorted(_once(found), key=lambda each: (not each.is_fault, parts.index(each.part)))
 
@@ -145,24 +155,6 @@ def _before_clip(own: Tensors, wanted: Right) -> Tensors:
     return {name: value / common for name, value in own.items()}
 
 
-WAYS_OUT = {
-    "averaged": "losses of ranks are shares of one mean, so their gradients are added, not "
-    "averaged: dcp_runtime.sum_gradients(model) {before}, in place of the mean",
-    "partial": "every rank steps with its own part: dcp_runtime.sum_gradients(model) {before}",
-    "partial of a mean": "every rank steps with its own part. Its loss is a mean over its own "
-    "targets, equally many: average gradients, DistributedDataParallel(model), or all_reduce "
-    "p.grad and p.grad /= ranks for every p {before}",
-    "a sum of means": "divide the sum of the losses by the targets of all ranks, "
-    "next_token_loss(logits, local_data); or average gradients in place of adding them",
-    "doubled": "something adds these gradients up once more: add up once a step{sums}",
-    "missing": "no rank gives it a gradient that one process gives it: where is it left out?",
-    "stale": "gradients of an earlier step are in it: optimizer.zero_grad() after {step}",
-    "scaled": "all of it is off by one factor: by what are losses divided, what is added up?",
-    "wrong": "no factor makes it right: look at the faults above, then at attention and labels",
-    "of another shape": "give both runs the same parallelism, with --alone",
-}
-
-
 def _group(kinds: dict[str, list[tuple[str, float]]], ranks: Run) -> Iterator[AuditFinding]:
     """Yield a finding for each kind of gradient."""
     by_kind: dict[str, dict[str, float]] = defaultdict(dict)
@@ -172,29 +164,25 @@ def _group(kinds: dict[str, list[tuple[str, float]]], ranks: Run) -> Iterator[Au
     # A loss that is divided wrongly changes all gradients: of some, a second sum is to blame.
     if "right" in by_kind and (means := by_kind.pop("a sum of means", None)):
         by_kind["doubled"] |= means
-    step, ties = ranks.steps[0][0].info.get("line", "?"), ranks.logs[0]["ties"]
-    sums = ", ".join(f"{line} ({n} times)" for line, n in ranks.logs[0]["sums"].items())
+    if "wrong" in by_kind and ranks.logs[0]["batch_norm"]:
+        by_kind["statistics of each rank"] = by_kind.pop("wrong")
+    ties = ranks.logs[0]["ties"]
     for kind, ratios in by_kind.items():
         if kind == "right":
             yield right("parameters", f"{len(ratios)} have the right gradients")
             continue
-        middle = float(np.median(list(ratios.values())))
-        way_out = WAYS_OUT[kind].format(
-            before=f"between loss.backward() and {step}", step=step,
-            sums=f"; all_reduce is called in {sums}" if sums else "",
-        )  # fmt: skip
+        names, middle = tuple(ratios), float(np.median(list(ratios.values())))
+        shown = {"a sum of means": "doubled", "partial of a mean": "partial"}.get(kind, kind)
         if kind == "a sum of means":
-            yield AuditFinding(
-                "loss", "divided by local targets", "every rank divides its loss by its own "
-                f"targets, equally many here, and gradients are added up: {middle:.3f} times the "
-                "right ones", way_out,
-            )  # fmt: skip
-        kind = {"a sum of means": "doubled", "partial of a mean": "partial"}.get(kind, kind)
-        tied = [f"; {name} is also {ties[name][0]}" for name in ratios if name in ties]
+            cause, says, remedy = second_sum(ranks, middle)
+            yield AuditFinding("loss", cause, says, remedy, ratio=middle)
+        else:
+            remedy = way_out(kind, names, ranks, are_others_right="right" in by_kind)
+        tied = [f"; {name} is also {ties[name][0]}" for name in names if name in ties]
         yield AuditFinding(
-            "parameters", kind, f"{len(ratios)} of {len(kinds)}, ratio {middle:.3f}: "
-            f"{', '.join(list(ratios)[:3])}{', ...' if len(ratios) > 3 else ''}{''.join(tied[:1])}",
-            way_out, names=tuple(ratios), ratio=middle,
+            "parameters", shown, f"{len(names)} of {len(kinds)}, ratio {middle:.3f}: "
+            f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}{''.join(tied[:1])}",
+            remedy, names=names, ratio=middle,
         )  # fmt: skip
 
 
@@ -228,9 +216,9 @@ def _check_first(alone: Run | None, ranks: Run) -> list[AuditFinding]:
 
 
 def _check_ranks(ranks: Run, step: int) -> Iterator[AuditFinding]:
-    """Compare the parameters of the ranks after a step, and look for those that stay."""
+    """Compare the parameters of the ranks after a step."""
     after = [ranks.tensors(step, "after", rank) for rank in range(ranks.ranks)]
-    first, taken = ranks.tensors(0, "first", 0), ranks.tensors(step, "grad", 0)
+    first = ranks.tensors(0, "first", 0)
     moved = {n: np.linalg.norm(after[0][n] - first[n]) for n in after[0] if n in first}
     for rank, own in enumerate(after):
         apart = {n: np.linalg.norm(own[n] - after[0][n]) for n in moved if n in own}
@@ -245,10 +233,4 @@ def _check_ranks(ranks: Run, step: int) -> Iterator[AuditFinding]:
                 "ranks must step with the same gradients and the same clipping", names=tuple(odd),
             )  # fmt: skip
             return
-    still = [n for n in moved if n in taken and not moved[n] and np.any(taken[n])]
-    if still and len(still) < len(moved):
-        yield note(
-            "parameters", "unchanged", f"step {step + 1} leaves {len(still)} parameters with a "
-            f"gradient as they are: {', '.join(still[:3])}",
-        )  # fmt: skip
     yield right("ranks", f"the same parameters after step {step + 1}")

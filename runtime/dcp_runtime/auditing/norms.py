@@ -1,5 +1,6 @@
 """Are gradients clipped by their norm over all ranks, after they were added up?"""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,14 +47,21 @@ def _check_call(
     where, what = clip["line"], f"step {step + 1}, rank {rank}"
     whole, mine = norm_of(seen), norm_of(own)
     right = norm_of({n: wanted.raw[n] for n in seen if n in wanted.raw})
-    is_changed = any(
-        not is_close(clip["scale"] * seen[n], taken[n], SAME) for n in seen if n in taken
-    )  # fmt: skip
-    if is_changed and not ranks.shards(step) and _is_like(whole, mine):
+    changes = [
+        n for n in seen if not is_close(clip["scale"] * seen[n], taken.get(n, seen[n]), SAME)
+    ]
+    is_acting = clip["scale"] < 1 - SAME or math.isfinite(clip["most"])
+    is_wrong = any(
+        not is_close(taken[n], wanted.taken[n], SAME) for n in changes if n in wanted.raw
+    )
+    factor = norm_of(taken) / norm_of(seen) if whole else 1.0
+    is_scaled = all(is_close(taken.get(n, a), factor * a, SAME) for n, a in seen.items())
+    is_own = not ranks.shards(step) and _is_like(whole, mine)
+    if changes and is_wrong and is_acting and (is_own or is_scaled):
         return AuditFinding(
-            "norm", "clipped before the sum", f"{what}: the norm is {whole:.4g}, of this rank's "
-            f"part; of the gradients of all ranks it is {right:.4g}. They are added up afterwards",
-            f"{where}: {_BEFORE}", ratio=whole / right if right else None,
+            "norm", "clipped before the sum", f"{what}: gradients are clipped by the norm "
+            f"{whole:.4g}, and change afterwards; that of the gradients of all ranks is "
+            f"{right:.4g}", f"{where}: {_BEFORE}", ratio=whole / right if right else None,
         )  # fmt: skip
     if clip["kind"] != 2.0 or not whole:
         return None

@@ -18,10 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -37,6 +39,7 @@ from dcp_runtime.auditing.contents import (
     ids_before,
     integers_of,
     own_part,
+    row_sums,
     whole_ids,
 )  # fmt: skip
 from dcp_runtime.errors import RunError
@@ -90,8 +93,13 @@ class Observer:
         self._data: Any = None  # the newest batch of a `DCPDataloader`, whose targets are listed
         self._table: tuple[int, ...] = ()  # the shape of the embedding of tokens
         self._backwards = 0  # under way: one may run another
+        self._replicas: list[DistributedDataParallel] = []
+        self._is_reduced: bool | None = None  # whether DDP adds up the next backward, if it ran
+        self._is_sharding_off = False  # whether FSDP does not
         self._undo: list[Callable[[], Any]] = []
-        self._log: dict[str, Any] = {"ties": {}, "loaders": [], "seen": [], "sums": {}}
+        self._log: dict[str, Any] = {
+            "ties": {}, "loaders": [], "seen": [], "sums": {}, "ignored": [], "batch_norm": "",
+        }  # fmt: skip
 
     def watch(self) -> None:
         """Begin: replace the functions of torch that are watched."""
@@ -99,19 +107,27 @@ class Observer:
         self._wrap(functions, "cross_entropy", self._see_loss)
         self._wrap(functions, "nll_loss", self._see_loss)
         self._wrap(functions, "embedding", self._see_embedding)
+        self._wrap(functions, "batch_norm", self._see_batch_norm)
+        self._wrap(DistributedDataParallel, "forward", self._see_replica)
         self._wrap(Tensor, "backward", self._see_backward)
         self._wrap(torch.autograd, "backward", self._see_backward)
         self._wrap(clipping.clip_grad, "clip_grad_norm_", self._see_clip)
         self._wrap(clipping, "clip_grad_norm_", self._see_clip)
         self._wrap(clipping, "clip_grads_with_norm_", self._see_clip)
-        self._wrap(torch.distributed, "all_reduce", self._see_sum)
+        for owner in (clipping, clipping.clip_grad):
+            self._wrap(owner, "clip_grad_value_", self._see_clip_of_values)
+        self._wrap(dist, "all_reduce", self._see_sum)
         self._wrap(Optimizer, "add_param_group", self._see_group)
+        self._wrap(Optimizer, "zero_grad", self._see_zero)
+        self._wrap(torch.nn.Module, "zero_grad", self._see_zero)
         self._wrap(torch_loader._BaseDataLoaderIter, "__next__", self._see_batch)
         self._wrap(torch_loader._BaseDataLoaderIter, "_next_index", self._see_rows)
         with suppress(ImportError):  # a part of torch that has no public name
+            from torch.distributed.fsdp import FSDPModule
             from torch.distributed.fsdp._fully_shard import _fsdp_param_group
 
             self._wrap(_fsdp_param_group, "foreach_reduce", self._see_shards)
+            self._wrap(FSDPModule, "set_requires_gradient_sync", self._see_sync)
         from dcp_runtime.data.dataloader import DCPDataloader
 
         self._wrap(DCPDataloader, "_epoch", self._see_epoch)
@@ -174,12 +190,32 @@ class Observer:
             self._ids += [whole_ids(input)] if torch.is_grad_enabled() else []
         return original(input, weight, *given, **named)
 
+    def _see_batch_norm(self, original: Any, *given: Any, **named: Any) -> Any:
+        if named.get("training", given[5] if len(given) > 5 else False):
+            self._log["batch_norm"] = self._log["batch_norm"] or _line()
+        return original(*given, **named)
+
+    def _see_replica(self, original: Any, model: Any, *given: Any, **named: Any) -> Any:
+        self._is_reduced = model.require_backward_grad_sync
+        return original(model, *given, **named)
+
+    def _see_sync(self, original: Any, model: Any, is_on: bool, **named: Any) -> None:
+        self._is_sharding_off = not is_on
+        original(model, is_on, **named)
+
     def _see_rows(self, original: Any, iterator: Any) -> Any:
         found = original(iterator)
         rows = [found] if isinstance(found, int) else found
         if isinstance(rows, list) and all(isinstance(row, int) for row in rows):
-            self._loader_of(iterator)["rows"] += rows
+            loader = self._loader_of(iterator)
+            loader["rows"] += rows
+            loader["most"] = max(loader["most"], len(rows))
         return found
+
+    def _see_zero(self, original: Any, owner: Any, *given: Any, **named: Any) -> None:
+        if self._step.info["backwards"] and not self._step.is_taken:
+            self._step.info["zeroed"] = _line()
+        original(owner, *given, **named)
 
     def _see_batch(self, original: Any, iterator: Any) -> Any:
         loader = self._loader_of(iterator)
@@ -198,14 +234,17 @@ class Observer:
                 len(rows) if hasattr(rows, "__len__") else None,
                 len(batches) if hasattr(batches, "__len__") else None,
                 is_cut=bool(getattr(batches, "drop_last", False)),
+                fills=type(batches) is not torch.utils.data.BatchSampler,
             )
         found: dict[str, Any] = iterator._dcp_audit
         return found
 
-    def _new_loader(self, rows: int | None, batches: int | None, *, is_cut: bool) -> dict[str, Any]:
+    def _new_loader(
+        self, rows: int | None, batches: int | None, *, is_cut: bool, fills: bool = False
+    ) -> dict[str, Any]:
         self._log["loaders"].append({
             "of": rows, "batches": batches, "drop_last": is_cut, "rows": [], "given": [],
-            "exhausted": False, "line": _line(),
+            "exhausted": False, "line": _line(), "fills": fills, "most": 1,
         })  # fmt: skip
         found: dict[str, Any] = self._log["loaders"][-1]
         return found
@@ -244,6 +283,14 @@ class Observer:
             number = self._roots.setdefault(id(root), len(self._roots))
             note = _disable_dynamo(lambda _, given, named: self._note_borders(given, named))
             self._undo.append(root.register_forward_pre_hook(note, with_kwargs=True).remove)
+            self._replicas += [
+                each for each in root.modules() if isinstance(each, DistributedDataParallel)
+            ]
+            groups = {dist.get_world_size(each.process_group) for each in self._replicas}
+            self._log["replica_ranks"] = min(groups, default=None)
+            self._log["ignored"] += [
+                n for each in self._replicas for n in each.parameters_to_ignore
+            ]
             for name, p in root.named_parameters(remove_duplicate=False):
                 clean = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
                 self._name(f"model{number}.{clean}" if number else clean, p)
@@ -301,6 +348,7 @@ class Observer:
                 arrays[f"{key}:{number}"] = np.concatenate(found)
         if self._ids:
             arrays[f"ids:{number}"] = np.concatenate([each.flatten() for each in self._ids])
+            arrays[f"rows:{number}"] = row_sums(self._ids)
         arrays[f"borders:{number}"] = np.array(self._borders, np.int64)
         is_number = isinstance(loss, Tensor) and loss.numel() == 1
         self._step.info["backwards"].append({
@@ -308,7 +356,13 @@ class Observer:
             "sum": sum(each["sum"] for each in self._losses),
             "count": sum(each["count"] for each in self._losses),
         })  # fmt: skip
-        self._losses, self._ids, self._borders = [], [], []
+        if self._is_sharding_off:
+            self._step.info["replica"] = "no_sync"
+        elif self._replicas:
+            self._step.info["replica"] = {None: "passed by", False: "no_sync", True: "reduced"}[
+                self._is_reduced
+            ]
+        self._losses, self._ids, self._borders, self._is_reduced = [], [], [], None
 
     def _see_clip(
         self, original: Any, parameters: Any, max_norm: Any, *given: Any, **named: Any
@@ -331,9 +385,16 @@ class Observer:
             self._keep("unclipped", before)
         return result
 
+    def _see_clip_of_values(self, original: Any, *given: Any, **named: Any) -> None:
+        self._keep("unclipped", self._gradients())
+        self._step.info["is_cut"] = True
+        original(*given, **named)
+
     def _see_sum(self, original: Any, *given: Any, **named: Any) -> Any:
         if self._step.info["backwards"] and not self._backwards:
-            self._log["sums"][_line()] = self._log["sums"].get(_line(), 0) + 1
+            group = named.get("group", given[2] if len(given) > 2 else None)
+            sums = self._log["sums"].setdefault(_line(), [0, dist.get_world_size(group)])
+            sums[0] += 1
         return original(*given, **named)
 
     def _gradients(self) -> dict[str, Tensor]:

@@ -29,6 +29,7 @@ class SeenBatch:
         tokens: the ids in front of the targets, ``[N]``, or ``None`` if that cannot be told.
         ids: token ids that went into the model where `tokens` is ``None``.
         borders: where documents begin among the tokens, the first left out.
+        rows: a number for each sequence that went into the model, empty where they have no batch.
     """
 
     loss: float | None
@@ -39,6 +40,7 @@ class SeenBatch:
     tokens: NDArray[np.int64] | None
     ids: NDArray[np.int64] | None
     borders: NDArray[np.int64]
+    rows: NDArray[np.int64]
 
     @property
     def divisor(self) -> float | None:
@@ -74,7 +76,7 @@ class StepRecord:
                 each["loss"], each["sum"], each["count"], each["line"],
                 self.arrays.get(f"targets:{n}", empty),
                 self.arrays.get(f"tokens:{n}"), self.arrays.get(f"ids:{n}"),
-                self.arrays.get(f"borders:{n}", empty),
+                self.arrays.get(f"borders:{n}", empty), self.arrays.get(f"rows:{n}", empty),
             )
             for n, each in enumerate(self.info.get("backwards", []))
         ]  # fmt: skip

@@ -16,14 +16,16 @@ def to_text(title: str, found: list[AuditFinding]) -> str:
     for each in found:
         mark = "WRONG" if each.is_fault else "ok" if each.kind == "right" else "note"
         kind = "" if each.kind == "right" else f"{each.kind}: "
-        lines += textwrap.wrap(
-            f"{mark:5} {each.part:10} {kind}{each.says}", WIDTH, subsequent_indent=" " * 17
-        )
+        lines += _wrapped(f"{mark:5} {each.part:10} {kind}{each.says}", "", 17)
         if each.way_out:
-            lines += textwrap.wrap(
-                f"-> {each.way_out}", WIDTH, initial_indent=" " * 17, subsequent_indent=" " * 20
-            )
+            lines += _wrapped(f"-> {each.way_out}", " " * 17, 20)
     return "\n".join(lines)
+
+
+def _wrapped(text: str, start: str, indent: int) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent=start, subsequent_indent=" " * indent, break_on_hyphens=False
+    )
 
 
 def to_json(script: str, ranks: int, found: list[AuditFinding]) -> dict[str, Any]:

@@ -68,6 +68,8 @@ def tolerance_of(run: Run, step: int) -> float:
 def unclipped(run: Run, step: int, rank: int) -> Tensors:
     """Return a rank's gradients of a step, before clipping if that was the last change of them."""
     taken, before = run.tensors(step, "grad", rank), run.tensors(step, "unclipped", rank)
+    if any(own[step].info.get("is_cut") for own in run.steps):
+        return taken | before  # value by value, by no factor
     clips = [own[step].info.get("clip") for own in run.steps]
     for name, value in before.items():
         factors = [clip["scale"] for clip in clips if clip]
@@ -76,7 +78,7 @@ def unclipped(run: Run, step: int, rank: int) -> Tensors:
     return taken | before
 
 
-def _own_factor(alone: Run, step: int) -> float | None:
+def own_factor(alone: Run, step: int) -> float | None:
     """Return by what a script multiplies what backward adds; `None` if not all by the same."""
     own, local = unclipped(alone, step, 0), alone.tensors(step, "local", 0)
     factors = [
@@ -91,7 +93,7 @@ def _clips_to(alone: Run) -> float | None:
     seen = []
     for step, record in enumerate(alone.steps[0]):
         if record.is_taken and record.of("local") and "clip" not in record.info:
-            factor = _own_factor(alone, step)
+            factor = own_factor(alone, step)
             seen.append((factor or 1.0, norm_of(alone.tensors(step, "grad", 0))))
     alike = [
         a[1] for a, b in pairwise(seen)
@@ -121,7 +123,7 @@ def right_of_one(alone: Run, step: int, batches: int) -> Right | None:
     most = _clips_to(alone)
     for s, divisor in zip(steps, divisors, strict=True):
         own, local = unclipped(alone, s, 0), alone.tensors(s, "local", 0)
-        factor = 1.0 if most is not None else _own_factor(alone, s) or 1.0
+        factor = 1.0 if most is not None else own_factor(alone, s) or 1.0
         for name in own | local:
             value = factor * local[name] if name in local else own[name]
             whole[name] = whole.get(name, 0) + divisor / sum(divisors) * value
@@ -169,10 +171,11 @@ def verdict(
     if is_close(own, right, tolerance):
         return "right", ratio
     known = [part for part in parts if part is not None]
-    is_scaled, mine = is_close(own, ratio * right, tolerance), parts[rank]
+    is_scaled = is_close(own, ratio * right, tolerance)
     if is_scaled and (name := _factor_of(ratio, own, parts, tolerance)):
         return name, ratio
-    if mine is not None and len(known) > 1 and is_close(own, ratio_of(own, mine) * mine, tolerance):
+    users = _users(own, parts, rank, tolerance)
+    if 0 < len(users) < len(known):
         is_mean = is_close(right, np.mean(known, axis=0), tolerance)
         return "partial of a mean" if is_mean else "partial", ratio
     if is_scaled:
@@ -182,6 +185,21 @@ def verdict(
         if is_close(rest, ratio_of(rest, earlier) * earlier, tolerance):
             return "stale", ratio
     return "wrong", ratio
+
+
+def _users(
+    own: NDArray[Any], parts: list[NDArray[Any] | None], rank: int, tolerance: float
+) -> list[int]:
+    """Return the ranks whose parts make the gradient of a rank, its own among them; else none."""
+    known = {n: p for n, p in enumerate(parts) if p is not None and p.shape == own.shape}
+    if rank not in known:
+        return []
+    columns = np.stack([part.ravel() for part in known.values()], 1)
+    weights, *_ = np.linalg.lstsq(columns, own.ravel(), rcond=None)
+    users = [n for n, w in zip(known, weights, strict=True) if abs(w) > 0.1 * abs(weights).max()]
+    whole = np.sum([known[n] for n in users], axis=0)
+    is_sum = rank in users and is_close(own, ratio_of(own, whole) * whole, tolerance)
+    return users if is_sum else []
 
 
 def _factor_of(

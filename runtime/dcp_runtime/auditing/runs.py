@@ -20,16 +20,18 @@ PAUSE_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class RunOrder:
-    """A run to make: the words of the script, its ranks, steps to record, seconds it may take."""
+class AuditOrder:
+    """What to run: the words of the script, ranks, steps to record, the words for one process."""
 
     words: tuple[str, ...]
-    ranks: int
-    steps: int
-    timeout_s: float
+    ranks: int = 2
+    steps: int = 2
+    alone: tuple[str, ...] | None = None
+    timeout_s: float = 300.0
+    """Seconds that a run may take."""
 
 
-def run_script(order: RunOrder, folder: Path) -> Run:
+def run_script(order: AuditOrder, folder: Path) -> Run:
     """Run a script until its steps are recorded, and read the records.
 
     Raises:
@@ -48,7 +50,7 @@ def run_script(order: RunOrder, folder: Path) -> Run:
     return read_run(folder, order.ranks)
 
 
-def _start(order: RunOrder, rank: int, folder: Path, port: int) -> "subprocess.Popen[bytes]":
+def _start(order: AuditOrder, rank: int, folder: Path, port: int) -> "subprocess.Popen[bytes]":
     environment = {
         **os.environ,
         "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0",
@@ -77,7 +79,7 @@ def _free_port() -> int:
         return port
 
 
-def _wait(order: RunOrder, processes: "list[subprocess.Popen[bytes]]", folder: Path) -> None:
+def _wait(order: AuditOrder, processes: "list[subprocess.Popen[bytes]]", folder: Path) -> None:
     """Wait until every rank has ended or recorded enough."""
     mine = [folder / f"rank-{rank}" for rank in range(order.ranks)]
     begin, recorded = time.monotonic(), None

@@ -147,13 +147,20 @@ def _returning(module: Module, outputs: Iterator[Tree]) -> Iterator[None]:
 
 @contextmanager
 def at_rest(model: Module) -> Iterator[None]:
-    """Switch off dropout and compilation; fill weights that are all zero, which hide everything."""
+    """Switch off dropout, compilation and torch's fused layers, which call no modules.
+
+    Weights that are all zero would hide everything: they are filled.
+    """
     training = [module for module in model.modules() if module.training]
     zeros = [w for w in model.parameters() if w.ndim > 1 and not w.detach().any()]
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and its import takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
+        torch.backends.mha.set_fastpath_enabled(False)
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")  # about calls that the model's own code would not make
         torch.manual_seed(0)

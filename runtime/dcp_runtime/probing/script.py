@@ -3,6 +3,7 @@
 import inspect
 import runpy
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,26 @@ from torch import nn
 from dcp_dsl import Mask, Sample, Stack, dense_mask, token_paths
 from dcp_dsl.arrays import Ints
 from dcp_runtime.errors import RunError
+from dcp_runtime.probing.tiny_models import tiny_model
 
 
-def read_script(path: str, mask: Mask | Stack, sample: Sample) -> tuple[nn.Module, Any]:
+def read_script(
+    path: str, mask: Mask | Stack, sample: Sample, given: Mapping[str, Any]
+) -> tuple[nn.Module, Any]:
     """Run a file; return its model, and its batch of a row or else `default_batch`.
+
+    A path ``hf:CLASS`` names a class of transformers (`tiny_model`), with `given` in its config.
 
     Raises:
         RunError: if the file names no model, or the model takes no token ids and no batch is made.
     """
+    if path.startswith("hf:"):
+        layers = max(2, mask.period) if isinstance(mask, Stack) else 2
+        tiny = tiny_model(path.removeprefix("hf:"), layers, given)
+        return tiny, default_batch(tiny, mask, sample)
+    if given or not Path(path).is_file():
+        got = "--config, which is for hf:CLASS" if given else "no such file"
+        raise RunError(f"{path}: expected a file, or hf:CLASS of transformers; got {got}")
     sys.path.insert(0, str(Path(path).resolve().parent))  # as Python does for a script
     found = runpy.run_path(path, run_name="dcpm_probe")
     model = found["make_model"]() if "make_model" in found else found.get("model")
