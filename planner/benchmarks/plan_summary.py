@@ -81,7 +81,7 @@ def _speedup(
     ratios = [
         min(map(seconds, rows)) / seconds(ours)
         for ours, rows in zip(own, rivals, strict=False)  # none without a prediction
-        if rows
+        if rows and ours["predicted_forward_s"] is not None
     ]
     lost = sum(ratio < 1 - 1e-9 for ratio in ratios)
     return {name: geomean(ratios), f"{name}_min": min(ratios, default=None), f"{name}_lost": lost}
