@@ -66,7 +66,9 @@ class LocalData:
     target_extra: Mapping[str, Tensor] = field(default_factory=dict)
     micro_batch: int = 0
     micro_batches: int = 1
-    target_terms: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    target_terms: Tensor = field(
+        default_factory=lambda: torch.zeros(0, dtype=torch.int64, device="cpu")
+    )
     rollout_terms: Mapping[int, Tensor] = field(default_factory=dict)
 
     @property
