@@ -9,13 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loader_options import make_loader
 
 from dcp_dsl import Sample, Spec, block_sparsity
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import BufferLimitError, Cluster, ModelShape, PlanConfig, build_plan, digest
 from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.plan.build import cut_on_grid
 from dcp_planner.schedule.divisions import Manner, Schedule, cut_divisions
 from dcp_planner.schedule.emission import assemble
+from dcp_planner.tables import receive_buffer_bytes
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.execute.exact_sums import ExactSums, digits_of
 from dcp_runtime.kernels.choice import choose_kernel
@@ -249,3 +251,37 @@ def test_gradients_are_summed_in_the_order_of_ranks(worlds):
     assert not torch.equal(sum(own[0] for own, *_ in ranks[::-1]), ranks[0][1][0])
     for *_, refused in ranks:
         assert "DistributedDataParallel adds gradients up in its own order" in refused
+
+
+def test_plans_in_the_least_memory_give_the_bits_of_one_rank():
+    """Blocks leave early, are fetched again, and travel through gateways: the sums are exact."""
+    drawn = [document(number, torch.float32) for number in range(40)]
+    documents = [one for one in drawn if one[:2] in (("plain", 1111), ("both", 1111))][:2]
+    tensors = [torch.cat([d[2][n] for d in documents]) for n in range(4)]
+    blocks = sparsity(documents, 256)
+    known = run(build_plan(blocks, SHAPE, Cluster(1, 1), PlanConfig(reproducible=True)), tensors)
+    for partitioner in ("static:ring", "static:zigzag"):
+        config = PlanConfig(partitioner, reproducible=True, memory_limit_bytes=0)
+        with pytest.raises(BufferLimitError) as refused:
+            build_plan(blocks, SHAPE, Cluster(2, 2), config)
+        config = replace(config, memory_limit_bytes=refused.value.least)
+        plan = build_plan(blocks, SHAPE, Cluster(2, 2), config)
+        free = build_plan(blocks, SHAPE, Cluster(2, 2), replace(config, memory_limit_bytes=None))
+        assert receive_buffer_bytes(plan).max() < receive_buffer_bytes(free).max()
+        for name, a, b in zip(NAMES, known, run(plan, tensors), strict=True):
+            assert torch.equal(a, b), (partitioner, name)
+
+
+@pytest.mark.dist
+def test_a_process_that_plans_ahead_makes_the_same_reproducible_plans():
+    rows = [{"tokens": list(range(n))} for n in (600, 300, 700, 40)]
+    options = {
+        "token_budget": 900, "block_size": 64, "cluster": Cluster(devices_per_node=2),
+        "shape": SHAPE, "config": PlanConfig("static:zigzag", reproducible=True), "rank": 0,
+    }  # fmt: skip
+    spec = Spec.from_text('mask m = causal\nfor "*" use m')
+    here = [plan for _, plan in make_loader(rows, spec, **options)]
+    with make_loader(rows, spec, processes=1, ahead=2, **options) as loader:
+        ahead = [plan for _, plan in loader]
+    assert [digest(plan) for plan in ahead] == [digest(plan) for plan in here]
+    assert all(plan.shape.exact_sums for plan in ahead)
