@@ -192,6 +192,18 @@ def test_sums_of_digits_are_those_of_fractions_in_any_order():
     assert (found[0][2] == 0).all()
 
 
+def test_a_sum_is_rounded_once_however_its_digits_are_written():
+    """Half a unit of float64 and a little more, with a digit that is carried over or not."""
+    like, found = torch.zeros(1, 2, 1, 1, dtype=torch.float64), []
+    for digits in ((2**30, 0, 2**13, 1), (2**30 - 2**12, 2**30, 2**13, 1)):
+        sums = ExactSums(1, like, 4)
+        sums.place.fill_(256)
+        sums.digits[:] = torch.tensor(digits, dtype=torch.int32).view(1, 4, 1, 1, 1)
+        found.append(sums.value(1, torch.float64))
+    assert torch.equal(*found)
+    assert (found[0] == 2**30 + 2**-22).all()
+
+
 def test_what_is_not_finite_stays_so():
     terms = torch.ones(2, 2, 1, 4)
     terms[1, 0, 0, 2] = torch.inf

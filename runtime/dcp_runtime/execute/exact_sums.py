@@ -77,11 +77,16 @@ class ExactSums:
 
     def value(self, count: int, dtype: torch.dtype) -> Tensor:
         """Return the sums of the first rows, ``[count, 2, Hkv, D]``."""
-        place = self.place[:count].long()
-        total = torch.zeros_like(self.digits[:count, 0], dtype=torch.float64)
-        # The smallest digits first: sums of them may reach into the next place.
-        for number in range(self.digits.shape[1] - 1, -1, -1):
-            total = self.digits[:count, number] + total / (1 << BITS)
+        place, digits = self.place[:count].long(), self.digits[:count].long()
+        # Sums of digits may reach into the next place, in one order more than in another. Carried
+        # over, they are one number in one way, so that its float64 is rounded in one way, too.
+        for number in range(digits.shape[1] - 1, 0, -1):
+            carry = (digits[:, number] + (1 << BITS - 1)) >> BITS
+            digits[:, number] -= carry << BITS
+            digits[:, number - 1] += carry
+        total = torch.zeros_like(digits[:, 0], dtype=torch.float64)
+        for number in range(digits.shape[1] - 1, -1, -1):
+            total = digits[:, number] + total / (1 << BITS)
         total *= _power(BITS * (place.clamp_max(2 * _ORIGIN) - _ORIGIN)).unsqueeze(-1)
         return total.masked_fill_((place >= _LOST).unsqueeze(-1), torch.nan).to(dtype)
 
