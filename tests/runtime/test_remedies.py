@@ -883,10 +883,20 @@ OF_RANKS = {
     "rank 0, which plans for all, {}; rank {} goes on": "test_uneven_ranks.py",
 }
 """Sentences about ranks, whose ways out other files take, with several ranks."""
+OF_TREES = (
+    "by_rollout: expected", "expected values that JSON can hold", "group_rows: expected",
+    "by={} names the tokens, and row 0 has a column `tokens`", "which trees have: expected plain",
+    "expected a name that ends in .parquet or .jsonl", "row {}: expected the columns of row 0",
+    "row {}: by= names `{}`: expected", "expected one value for each rollout in `rollout_nodes`",
+    "are no tree of the {} tokens of the row", "is a tree of rollouts: expected integers",
+    "of the tree to continue token", "rollout {}: expected at most the {} tokens",
+    "and give it positions {} and {}", "a mask without branches has a path",
+)  # fmt: skip
+"""Sentences about trees of rollouts, whose ways out `test_tree_rows.py` takes."""
 
 
 def test_every_sentence_of_the_loader_is_known():
-    fragments = [*KNOWN, *PLAIN, *OF_RANKS]
+    fragments = [*KNOWN, *PLAIN, *OF_RANKS, *OF_TREES]
     found = list(sentences())
     assert not [text for text in found if not any(part in text for part in fragments)]
     stale = [part for part in fragments if not any(part in text for text in found)]
