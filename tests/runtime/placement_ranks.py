@@ -68,7 +68,7 @@ def loss_of(logits, labels, weights):
 
 
 def connect(model, sharder, places):
-    """Give a model its hook: what a user adds to the trainer."""
+    """Hook into a model, as a user adds it to the trainer."""
 
     def shard_batch(cp_mesh, tp_mesh, batch, *, loss_mask=None, padding_token_id=0):
         part, place = sharder.shard(batch, padding_token_id)

@@ -91,7 +91,7 @@ IGNORE = (
 
 @dataclass
 class Slip:
-    """What is wrong on top of a right script, what is found first, and what mends it."""
+    """A slip on top of a right script, the fault that is found first, and its remedy."""
 
     wrong: dict[str, str]
     part: str

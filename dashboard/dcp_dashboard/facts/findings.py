@@ -394,7 +394,7 @@ def answers(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
 
 
 def _hosts(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
-    """Say what hosts need that run ahead of their devices, beside what the devices need."""
+    """Write what hosts need that run ahead of their devices, beside what the devices need."""
     if not loaded.plan.cluster.host_runs_ahead or not loaded.is_predicted(source):
         return ()
     clocks = clocks_of(loaded.plan).values()

@@ -106,10 +106,7 @@ def predict(plan: Plan, evenness: Evenness = "as placed", token_seconds: float =
     Raises:
         PlanError: like `simulate`.
     """
-    model = PlanModel.of(plan)
-    rest = rest_seconds(plan.blocks.owner, plan.blocks.num_tokens, plan.num_devices, token_seconds)
-    ends = (model.play(d, plan.cluster, evenness, rest[d]).end_ns / 1e9 for d in DIRECTIONS)
-    return Prediction(*ends)
+    return PlanModel.of(plan).predict(plan.cluster, evenness, token_seconds)
 
 
 def clocks_of(plan: Plan) -> Mapping[Direction, "Clocks"]:
@@ -365,9 +362,13 @@ class PlanModel:
         work = _kernel_work(self.flat, direction, cluster)
         return self.directions[direction].play(work, cluster, evenness, rest_s)
 
-    def predict(self, cluster: Cluster, evenness: Evenness = "as placed") -> Prediction:
+    def predict(
+        self, cluster: Cluster, evenness: Evenness = "as placed", token_seconds: float = 0.0
+    ) -> Prediction:
         """Predict both directions; like `predict`, at the rates of another cluster."""
-        ends = (self.play(name, cluster, evenness).end_ns / 1e9 for name in DIRECTIONS)
+        blocks = self.plan.blocks
+        rest = rest_seconds(blocks.owner, blocks.num_tokens, self.plan.num_devices, token_seconds)
+        ends = (self.play(d, cluster, evenness, rest[d]).end_ns / 1e9 for d in DIRECTIONS)
         return Prediction(*ends)
 
     def simulate(self) -> Trace:

@@ -57,7 +57,7 @@ _COARSE = (torch.bfloat16, torch.float16)
 
 
 class OpenStep:
-    """What has been seen of the step under way: facts fit for JSON, arrays, and whether taken."""
+    """The step under way, as far as it was seen: facts fit for JSON, arrays, and whether taken."""
 
     def __init__(self, number: int) -> None:
         self.number, self.is_taken = number, False

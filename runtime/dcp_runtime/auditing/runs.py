@@ -21,7 +21,7 @@ PAUSE_S = 0.05
 
 @dataclass(frozen=True, slots=True)
 class AuditOrder:
-    """What to run: the words of the script, ranks, steps to record, the words for one process."""
+    """An order to run a script: its words, ranks, steps to record, the words for one process."""
 
     words: tuple[str, ...]
     ranks: int = 2

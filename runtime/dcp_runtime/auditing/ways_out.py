@@ -66,7 +66,7 @@ def _undo_mean(ranks: Run, line: str) -> str:
 
 
 def _add_up(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bool) -> str:
-    """Say why nobody adds up, as far as that was seen, or else how to."""
+    """Write why nobody adds up, as far as that was seen, or else how to."""
     info, log = ranks.steps[0][0].info, ranks.logs[0]
     start, replica = "every rank steps with its own part", info.get("replica")
     before = f"between loss.backward() and {info.get('line', '?')}"

@@ -1,6 +1,6 @@
 """`LocalData`: one rank's tokens of a packed batch, their targets, and the loss over them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -12,9 +12,9 @@ from torch.nn import functional
 
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.content import describe_content
-from dcp_runtime.data.loss_masks import IGNORE_LABEL
+from dcp_runtime.data.loss_masks import IGNORE_LABEL, Values
 from dcp_runtime.data.rollouts import Terms
-from dcp_runtime.data.sequences import PackedSequence, join_extra
+from dcp_runtime.data.sequences import PackedSequence, TokenColumns, join_extra
 from dcp_runtime.errors import RunError
 
 
@@ -118,45 +118,26 @@ def take_local(
     """
     columns = [sequence.columns for sequence in sequences] or [like.columns.first(0)]
     lengths = [len(sequence.tokens) for sequence in sequences]
-    starts = np.cumsum([0, *lengths[:-1]])
-    empty = np.zeros(0, np.int64)
-    # `at` are the packed positions of the targets, `previous` of the tokens that predict them.
-    # Without sequences `starts` still has a 0, so these pairs cannot be strict.
-    terms = [own.terms_of(found) for own, found in zip(columns, targets, strict=False)]
-    at = np.concatenate([empty, *(own.token + n for own, n in zip(terms, starts, strict=False))])
-    tokens = np.concatenate([empty, *(sequence.tokens for sequence in sequences)])
+    found = _Targets.of(columns, targets, np.cumsum([0, *lengths[:-1]]), like.columns.extra)
+    tokens = np.concatenate([np.zeros(0, np.int64), *(sequence.tokens for sequence in sequences)])
     labels = np.full(len(tokens), IGNORE_LABEL, np.int64)
     wanted = np.concatenate([own.targets for own in columns])
-    previous = np.concatenate(
-        [
-            empty,
-            *(own.previous[t.token] + n for own, t, n in zip(columns, terms, starts, strict=False)),
-        ]
-    )
-    ids = np.concatenate([empty, *(own.label for own in terms)])
     # Of several targets of one token the last is its label; `target_ids` holds all.
-    labels[previous] = ids
+    labels[found.previous] = found.ids
     position_ids = np.concatenate([own.positions for own in columns])
     sequence_ids = np.repeat(np.arange(len(sequences)), lengths)
     place = np.full(len(tokens), -1, np.int64)  # of each packed token among those of the rank
     place[local] = np.arange(len(local))
-    is_mine = place[previous] >= 0
+    rows = place[found.previous]
     # Sorted by the predicting row, so that gathering logits reads them in order.
-    mine = np.flatnonzero(is_mine)[np.argsort(place[previous[is_mine]], kind="stable")]
-    weights = np.concatenate([np.zeros(0, np.float32), *(own.weight for own in terms)])
+    mine = np.flatnonzero(rows >= 0)[np.argsort(rows[rows >= 0], kind="stable")]
     extra = {
         name: join_extra(name, [own.extra[name] for own in columns]) for name in like.columns.extra
     }
-    target_extra = {
-        name: join_extra(name, [own.extra[name] for own in terms or columns]) for name in extra
-    }
-    rollouts, told = _rollouts_of(terms), {}
-    if rollouts:
-        told = {"terms": at, "term_ids": ids, **{f"term {k}": v for k, v in target_extra.items()}}
     row_numbers = tuple(sequence.row for sequence in sequences)
     # Of the whole columns, which every rank reads: ranks compare this line.
     content = describe_content(
-        row_numbers, num_targets, (tokens, wanted, position_ids), extra | told
+        row_numbers, num_targets, (tokens, wanted, position_ids), extra | found.told()
     )
     data = LocalData(
         tokens=torch.from_numpy(tokens[local]),
@@ -166,17 +147,63 @@ def take_local(
         sequence_ids=torch.from_numpy(sequence_ids[local]),
         rows=row_numbers,
         num_targets=num_targets,
-        target_rows=torch.from_numpy(place[previous[mine]]),
-        target_ids=torch.from_numpy(ids[mine]),
-        target_weights=torch.from_numpy(weights[mine]),
+        target_rows=torch.from_numpy(rows[mine]),
+        target_ids=torch.from_numpy(found.ids[mine]),
+        target_weights=torch.from_numpy(found.weights[mine]),
         extra={name: torch.from_numpy(values[local]) for name, values in extra.items()},
-        target_extra={
-            name: torch.from_numpy(values[mine]) for name, values in target_extra.items()
-        },
+        target_extra={name: torch.from_numpy(values[mine]) for name, values in found.extra.items()},
         target_terms=torch.from_numpy(mine),
-        rollout_terms=rollouts,
+        rollout_terms=found.rollouts,
     )
     return data, content
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Targets:
+    """The targets of a whole micro-batch, ``[N]`` each.
+
+    Attributes:
+        at: packed positions of the targets.
+        previous: packed positions of the tokens that predict them.
+        ids, weights, extra: labels, weights and further columns.
+        rollouts: of trees, for each rollout the target of each of its tokens, -1 for none.
+    """
+
+    at: Ints
+    previous: Ints
+    ids: Ints
+    weights: Values
+    extra: Mapping[str, Values]
+    rollouts: dict[int, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        columns: Sequence[TokenColumns],
+        targets: Sequence[Ints],
+        starts: Ints,
+        names: Iterable[str],
+    ) -> "_Targets":
+        """Join the targets of sequences, which begin at packed positions `starts`."""
+        # Without sequences there is one begin and no targets, so these pairs cannot be strict.
+        terms = [own.terms_of(found) for own, found in zip(columns, targets, strict=False)]
+        empty, parts = np.zeros(0, np.int64), list(zip(columns, terms, starts, strict=False))
+        return cls(
+            np.concatenate([empty, *(own.token + n for _, own, n in parts)]),
+            np.concatenate([empty, *(row.previous[own.token] + n for row, own, n in parts)]),
+            np.concatenate([empty, *(own.label for own in terms)]),
+            np.concatenate([np.zeros(0, np.float32), *(own.weight for own in terms)]),
+            {name: join_extra(name, [own.extra[name] for own in terms or columns])
+             for name in names},
+            _rollouts_of(terms),
+        )  # fmt: skip
+
+    def told(self) -> dict[str, Values]:
+        """Return what ranks compare of rollouts beside the columns of the rows."""
+        if not self.rollouts:
+            return {}
+        columns = {f"term {name}": values for name, values in self.extra.items()}
+        return {"terms": self.at, "term_ids": self.ids, **columns}
 
 
 def _rollouts_of(terms: Sequence[Terms]) -> dict[int, Tensor]:
@@ -192,7 +219,7 @@ def _rollouts_of(terms: Sequence[Terms]) -> dict[int, Tensor]:
 def by_rollout(
     values: Tensor, local_data: LocalData, group: dist.ProcessGroup | None = None
 ) -> dict[int, Tensor]:
-    """Give every rollout of the trees of a batch its values: log-probabilities, losses, entropies.
+    """Return for every rollout in the trees of a batch its values, such as log-probabilities.
 
     Values are added over the ranks, gradients pass through. All ranks get all rollouts: a loss that
     each of them computes from these is to be divided by the number of ranks.

@@ -186,7 +186,7 @@ class Kernel(ABC):
     finishes: frozenset[TransferKind] = frozenset()
     """Results of own rows that it begins and ends where a table opens and closes them."""
     keeps_bits = False
-    """Whether the bits of a piece in an ordered table depend on that piece alone."""
+    """True if the bits of a piece in an ordered table depend on that piece alone."""
 
     def load(
         self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
