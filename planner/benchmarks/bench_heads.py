@@ -27,12 +27,12 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     build_plan,
-    choose_block_size,
     cut_blocks,
     find_cluster,
     measure,
     predict,
 )
+from dcp_planner.model.cuts import choose_block_size
 from dcp_planner.search.partitioners import static_layouts
 from dcp_planner.tables.head_groups import possible_groups
 

@@ -30,11 +30,11 @@ from dcp_planner import (
     Plan,
     PlanConfig,
     build_plan,
-    choose_block_size,
     cut_blocks,
     predict,
     preset,
 )
+from dcp_planner.model.cuts import choose_block_size
 from dcp_planner.tables import accumulator_bytes, receive_buffer_bytes
 from dcp_planner.tables.metrics import measure_memory
 

@@ -37,10 +37,11 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     build_plan,
-    choose_block_size,
     cut_blocks,
+    fastest_block_size,
     predict,
 )
+from dcp_planner.model.cuts import choose_block_size
 from dcp_planner.model.problem import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import static_layouts
@@ -120,7 +121,10 @@ def predict_setting(
         sparsity = cut_blocks(sequences, choose_block_size(sequences, CLUSTER))
         chosen = {"partitioner": options["ours"]} if options["ours"] else {}
         config = PlanConfig(routing="node", partials="input", **chosen)
-        found["ours"].append(predict(build_plan(sparsity, SHAPE, CLUSTER, config)))
+        block = fastest_block_size([sequences], SHAPE, CLUSTER, config)
+        found["ours"].append(
+            predict(build_plan(cut_blocks(sequences, block), SHAPE, CLUSTER, config))
+        )
         for name in static_layouts(SHAPE, CLUSTER):
             config = PlanConfig(partitioner=name, routing="direct", partials="input")
             found.setdefault(name, []).append(predict(build_plan(sparsity, SHAPE, CLUSTER, config)))

@@ -6,7 +6,8 @@
 Rows `dcp-recorded` are plans of the DCP artifact for the same batches, recorded elsewhere, at the
 block size with the fewest forward bytes between nodes; they have no predicted times, and their
 `plan_s` are CPU seconds of another machine. Every other method runs here, one after the other in
-this process (KaHyPar in one of its own), on the same blocks. `kahypar` is KaHyPar with our caps and
+this process (KaHyPar in one of its own). `portfolio` chooses the length of its blocks by predicted
+time, as `dcpm plan` does; the others share the usual length. `kahypar` is KaHyPar with our caps and
 search behind it, `kahypar:alone` its own result, at its own balance. `plan_s` counts the CPU
 seconds of this process and its children for choosing the block size, cutting the masks and
 `build_plan` with its validation, warm: the median of the repeats. External partitioners run once:
@@ -54,8 +55,8 @@ from dcp_planner import (
     Plan,
     PlanConfig,
     build_plan,
-    choose_block_size,
     cut_blocks,
+    fastest_block_size,
     find_cluster,
     measure,
     predict,
@@ -69,6 +70,8 @@ from dcp_planner.simulation.schedules import make_schedule
 DATA = Path(__file__).parent / "data"
 SCHEMA = "dcp.bench_plan/1"
 BUDGETS = ("fast", "balanced")
+TUNED = "portfolio"
+"""The method that chooses the length of its blocks by predicted time."""
 BETWEEN_NODES_PRICE = 8
 """Weight of a byte between nodes in `weighted_bytes`: see planner/LOG.md."""
 
@@ -209,11 +212,7 @@ def warm_up(setting: Setting, cluster: Cluster) -> None:
 def measure_workload(setting: Setting, workload: dict[str, Any], cluster_name: str) -> list[Row]:
     """Run every method on one workload and cluster (`Any`: its JSON object)."""
     cluster = find_cluster(cluster_name)
-    cut_s = []
-    for _ in range(setting.repeats):
-        start = cpu_seconds()
-        sparsity = compile_batch(setting, workload, cluster)
-        cut_s.append(cpu_seconds() - start)
+    usual, usual_s = compile_batch(setting, workload, cluster, config_of("native:fast", setting))
     rows = []
     for method in methods_on(setting, cluster):
         head = {"workload": workload["id"], "cluster": cluster_name, "method": method}
@@ -222,21 +221,34 @@ def measure_workload(setting: Setting, workload: dict[str, Any], cluster_name: s
             found = setting.recorded.get(f"{key}|{setting.heads}", setting.recorded.get(key))
             rows += [head | recorded_row(found["dcp"])] if found and found.get("dcp") else []
             continue
+        sparsity, cut_s = usual, usual_s
         try:
+            if method == TUNED:
+                config = config_of(method, setting)
+                sparsity, cut_s = compile_batch(setting, workload, cluster, config)
             row = measured_row(setting, sparsity, cluster, method)
-            rows.append(head | row | {"plan_s": row["plan_s"] + statistics.median(cut_s)})
+            rows.append(head | row | {"plan_s": row["plan_s"] + cut_s})
         except DCPError as error:
             click.echo(f"  {method}: {error}", err=True)
             rows.append(head | {"backend": method, "error": str(error)})
     return rows
 
 
-def compile_batch(setting: Setting, workload: dict[str, Any], cluster: Cluster) -> BlockSparsity:
-    """Return the block sparsity of one workload at the benchmark's block size (`Any`: JSON)."""
-    sequences = sequences_of(workload)
-    if setting.block is None:
-        return cut_blocks(sequences, choose_block_size(sequences, cluster))
-    return block_sparsity(sequences, setting.block, setting.block)
+def compile_batch(
+    setting: Setting, workload: dict[str, Any], cluster: Cluster, config: PlanConfig
+) -> tuple[BlockSparsity, float]:
+    """Return the block sparsity of one workload for a method, and its CPU seconds (`Any`: JSON)."""
+    seconds = []
+    for _ in range(setting.repeats):
+        start = cpu_seconds()
+        sequences = sequences_of(workload)
+        if setting.block is None:
+            block = fastest_block_size([sequences], setting.shape, cluster, config)
+            sparsity = cut_blocks(sequences, block)
+        else:
+            sparsity = block_sparsity(sequences, setting.block, setting.block)
+        seconds.append(cpu_seconds() - start)
+    return sparsity, statistics.median(seconds)
 
 
 def config_of(method: str, setting: Setting) -> PlanConfig:

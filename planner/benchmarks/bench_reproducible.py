@@ -27,11 +27,11 @@ from dcp_planner import (
     PlanConfig,
     TransferKind,
     build_plan,
-    choose_block_size,
     cut_blocks,
     find_cluster,
     predict,
 )
+from dcp_planner.model.cuts import choose_block_size
 
 DATA = Path(__file__).parent / "data" / "workloads.json"
 SCHEMA = "dcp.bench_reproducible/1"

@@ -31,12 +31,13 @@ from dcp_planner import (
     Plan,
     PlanConfig,
     build_plan,
-    choose_block_size,
     cut_blocks,
+    fastest_block_size,
     find_cluster,
     measure,
     predict,
 )
+from dcp_planner.model.cuts import choose_block_size
 from dcp_planner.model.problem import Placement, Workload, build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
@@ -77,13 +78,15 @@ def rows_of(workload: dict[str, Any], cluster_name: str) -> list[Row]:
     coarse = cut_blocks(sequences, block)
     fine = cut_blocks(sequences, max(LEAST_BLOCK, block // 4))
     head = {"workload": workload["id"], "mask": workload["mask"], "cluster": cluster_name}
-    ours = build_plan(coarse, SHAPE, cluster, CONFIG)
+    chosen = fastest_block_size([sequences], SHAPE, cluster, CONFIG)
+    tuned = cut_blocks(sequences, chosen)
+    ours = build_plan(tuned, SHAPE, cluster, CONFIG)
     rows = [head | {"method": "dcp-dsl"} | figures(ours, sent_by(ours))]
     for name, rival_of in RIVALS.items():
         if name in CAUSAL_ONLY and workload["mask"] != "causal":
             continue
         found = []
-        for sparsity in (coarse, fine):
+        for sparsity in (coarse, fine, tuned):
             work = build_workload(sparsity, SHAPE)
             rival = rival_of(work, cluster)
             schedule = make_schedule(work, rival.placement, cluster, CONFIG)

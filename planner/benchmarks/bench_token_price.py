@@ -20,10 +20,10 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     build_plan,
-    choose_block_size,
     cut_blocks,
     find_cluster,
 )
+from dcp_planner.model.cuts import choose_block_size
 from dcp_planner.report import figures_of
 from dcp_planner.step.report import STEP, batch_seconds
 from dcp_planner.step.setting import step_model

@@ -4,8 +4,9 @@ from .jit import compile_seconds, stopwatch
 from .model.cluster import Cluster, ModelShape
 from .model.cluster_file import find_cluster, preset, write_cluster
 from .model.config import PlanConfig
-from .model.cuts import choose_block_size, cut_blocks, cut_stack
+from .model.cuts import cut_blocks, cut_stack
 from .model.problem import Direction
+from .plan.block_size import fastest_block_size
 from .plan.build import build_front, build_plan, build_stack
 from .plan.file import read_meta, read_plan, write_plan
 from .plan.validation import validate
@@ -36,11 +37,11 @@ __all__ = [
     "build_front",
     "build_plan",
     "build_stack",
-    "choose_block_size",
     "compile_seconds",
     "cut_blocks",
     "cut_stack",
     "digest",
+    "fastest_block_size",
     "find_cluster",
     "measure",
     "predict",

@@ -16,7 +16,6 @@ from dcp_planner import (
     PlanConfig,
     PlanError,
     build_plan,
-    choose_block_size,
     cut_blocks,
     predict,
     preset,
@@ -35,6 +34,7 @@ from dcp_planner.causes import (
 from dcp_planner.causes.diagnosis import KINDS, Diagnosis
 from dcp_planner.causes.explanation import headline
 from dcp_planner.model.cluster import MOST_RATE
+from dcp_planner.model.cuts import choose_block_size
 from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble

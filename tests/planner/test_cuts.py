@@ -14,11 +14,10 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     build_plan,
-    choose_block_size,
     cut_blocks,
     validate,
 )
-from dcp_planner.model.cuts import count_pairs
+from dcp_planner.model.cuts import choose_block_size, count_pairs
 from dcp_planner.model.problem import build_workload, loads_of, pack_largest_first
 
 

@@ -31,7 +31,7 @@ import numpy as np
 from numba.core.registry import CPUDispatcher
 import dcp_planner
 from dcp_dsl import Sample, Spec
-from dcp_planner import Cluster, ModelShape, build_plan, cut_blocks, choose_block_size
+from dcp_planner import Cluster, ModelShape, build_plan, cut_blocks
 from dcp_planner import validate
 cluster = Cluster(2, 2)
 mask = Spec.from_text("mask m = causal").mask("m")

@@ -56,7 +56,8 @@ def test_caps_hold_where_blocks_are_fine_enough(masks, shape):
 
 def test_a_tolerance_out_of_reach_is_said(masks):
     sparsity = masks.pack([masks.causal(8)], 4)
-    plan = build_plan(sparsity, ModelShape(), Cluster(1, 4), PlanConfig("kahypar"))
+    config = PlanConfig("kahypar", compute_tolerance=0.1)
+    plan = build_plan(sparsity, ModelShape(), Cluster(1, 4), config)
     codes = [found.code for found in plan.warnings]
     assert codes == ["compute_above_tolerance", "tokens_above_tolerance"]
     assert "whole blocks allow about 2.000" in plan.warnings[1].message

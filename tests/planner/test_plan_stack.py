@@ -134,7 +134,9 @@ def test_the_portfolio_is_never_slower_than_a_static_layout_that_holds_the_caps(
 
 def test_every_mask_of_a_stack_holds_the_caps():
     entries = near_and_causal((300, 200, 50), 12, (1, 5))
-    stack = build_stack(entries, ModelShape(), CLUSTER, PlanConfig(budget="fast"))
+    stack = build_stack(
+        entries, ModelShape(), CLUSTER, PlanConfig(budget="fast", compute_tolerance=0.1)
+    )
     assert max(measure(plan).compute_imbalance for plan in stack.plans) <= 1.10
     assert not any(plan.warnings for plan in stack.plans)
 

@@ -124,7 +124,7 @@ def test_no_workload_outlives_its_plan(packed, monkeypatch):
         seen.append(weakref.ref(workload.block_tokens))
         return workload
 
-    monkeypatch.setattr("dcp_planner.plan.build.build_workload", build)
+    monkeypatch.setattr("dcp_planner.plan.assembly.build_workload", build)
     build_plan(packed, ModelShape(), Cluster(2, 2), PlanConfig(budget="fast"))
     gc.collect()
     assert [tokens() for tokens in seen] == [None]

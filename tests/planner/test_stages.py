@@ -13,7 +13,6 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     PlanError,
-    choose_block_size,
     cut_blocks,
     measure,
 )
@@ -26,7 +25,7 @@ from dcp_planner.baselines import (
     team_sizes,
 )
 from dcp_planner.model.config import OBJECTIVES
-from dcp_planner.model.cuts import count_pairs
+from dcp_planner.model.cuts import choose_block_size, count_pairs
 from dcp_planner.model.problem import Caps, Placement, build_workload, cap_of, loads_on
 from dcp_planner.schedule.divisions import Manner, Schedule, Stages, cut_divisions
 from dcp_planner.schedule.emission import assemble

@@ -39,9 +39,9 @@ from dcp_planner import (
     Provenance,
     Trace,
     build_plan,
-    choose_block_size,
     compile_seconds,
     cut_blocks,
+    fastest_block_size,
     measure,
     preset,
     simulate,
@@ -349,7 +349,8 @@ def compile_batch(
     samples = [attachment.sample(row) for row in rows]
     with stopwatch() as watch:
         forms = [attachment.mask.compile(sample) for sample in samples]
-        sparsity = cut_blocks(forms, choose_block_size(forms, setting.cluster))
+        block = fastest_block_size([forms], setting.shape, setting.cluster)
+        sparsity = cut_blocks(forms, block)
     provenance = Provenance(
         spec=spec.source,
         mask=attachment.mask.call,

@@ -17,8 +17,8 @@ from dcp_planner import (
     PlanConfig,
     Provenance,
     build_plan,
-    choose_block_size,
     cut_blocks,
+    fastest_block_size,
     measure,
     preset,
     read_plan,
@@ -93,7 +93,7 @@ def read_batch(
     tell("cutting blocks")
     every = [forms[text] for text in texts]
     if request.get("block") is None:
-        sparsity = cut_blocks(every, choose_block_size(every, cluster, config))
+        sparsity = cut_blocks(every, fastest_block_size([every], shape, cluster, config))
     else:
         block = whole(request, "block", 1, 1, MAX_BLOCK)
         sparsity = block_sparsity(every, block, block)
@@ -146,7 +146,6 @@ def _config(request: Mapping[str, Any]) -> PlanConfig:
     return PlanConfig(
         partitioner=method,
         budget=budget,
-        compute_tolerance=bounded,
         token_tolerance=bounded,
         seed=whole(request, "seed", 0, 0, 2**31 - 1),
     )

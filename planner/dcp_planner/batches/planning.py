@@ -12,7 +12,8 @@ from dcp_planner.batches.batch import Batch, BlockSize, StackUse
 from dcp_planner.jit import stopwatch
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.cuts import choose_block_size, cut_stack
+from dcp_planner.model.cuts import cut_stack
+from dcp_planner.plan.block_size import fastest_block_size
 from dcp_planner.plan.build import build_plan, build_stack
 from dcp_planner.plan.file import write_plan
 from dcp_planner.report.figures import (
@@ -78,8 +79,7 @@ class PlanningChoices:
         return self._cut if self.block is None else self.block
 
     def _cut(self, masks: Sequence[Sequence[Form]]) -> tuple[BlockSparsity, ...]:
-        sizes = [choose_block_size(forms, self.cluster, self.config) for forms in masks]
-        return cut_stack(masks, min(sizes))  # fine enough for the mask that needs the smallest
+        return cut_stack(masks, fastest_block_size(masks, self.shape, self.cluster, self.config))
 
     def others(self) -> tuple[str, ...]:
         """List the names of the partitioners to compare with, each once."""

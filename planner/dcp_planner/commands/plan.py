@@ -100,10 +100,9 @@ def _option(*names: str, default: Any, text: str, kind: Any = _COUNT) -> Callabl
     "--memory-limit", "memory_limit_bytes", type=click.IntRange(min=0), metavar="BYTES",
     help="Maximum bytes on a device for received data and partial results.",
 )  # fmt: skip
-@_option(
-    "--compute-tolerance", default=0.1,
-    text="Allowed excess of compute over the mean, as a fraction.",
-    kind=click.FloatRange(min=0),
+@click.option(
+    "--compute-tolerance", type=click.FloatRange(min=0),
+    help="Allowed excess of compute over the mean, as a fraction.  [default: time decides]",
 )  # fmt: skip
 @_option(
     "--token-tolerance", default=0.1, text="Allowed excess of tokens over the mean, as a fraction.",

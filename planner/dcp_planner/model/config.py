@@ -14,6 +14,8 @@ Partials: TypeAlias = Literal["auto", "float32", "input"]
 
 MOST_TOLERANCE = 1e6
 """Largest tolerance. Devices minus one already allow everything on one device."""
+USUAL_TOLERANCE = 0.1
+"""Excess of compute over the mean at which a search begins where none is given."""
 MOST_COST = 0.03
 """Most share of the predicted time that float32 may add where ``partials`` is ``"auto"``."""
 # 0.005, 0.02 and 0.4 as a fourth gained 0.1 % of the step (LOG.md).
@@ -49,8 +51,9 @@ class PlanConfig:
         divisions: most divisions per direction, at least 2: the first has the local tiles, the
             others wait for inputs. ``"auto"`` takes the number that the simulator finds fastest.
         compute_tolerance: how far above the mean the most loaded device may compute, as a share; at
-            most `MOST_TOLERANCE`.
-        token_tolerance: the same for tokens owned.
+            most `MOST_TOLERANCE`. ``None``: the predicted time alone judges how even compute is.
+        token_tolerance: how far above the mean the device with the most tokens may own, since its
+            memory and the linear layers grow with them.
         token_seconds: seconds that a token takes in the rest of a layer, forward and backward
             (`StepModel.token_seconds`). Above 0 the time of the whole layer decides: plans are made
             at each of `TOLERANCES` times the tolerance, and the plan is kept whose attention time,
@@ -91,7 +94,7 @@ class PlanConfig:
 
     partitioner: str = "portfolio"
     divisions: int | Literal["auto"] = "auto"
-    compute_tolerance: float = 0.1
+    compute_tolerance: float | None = None
     token_tolerance: float = 0.1
     budget: Budget = "balanced"
     seed: int = 0
@@ -120,7 +123,7 @@ class PlanConfig:
             ("memory_limit_bytes", limit is None or limit >= 0, "at least 0"),
             *((name, getattr(self, name) in known, f"one of {', '.join(known)}")
               for name, known in _NAMES.items()),
-            ("compute_tolerance", 0 <= self.compute_tolerance <= MOST_TOLERANCE, share),
+            ("compute_tolerance", 0 <= self.compute_cap <= MOST_TOLERANCE, share),
             ("token_tolerance", 0 <= self.token_tolerance <= MOST_TOLERANCE, share),
             ("token_seconds", 0 <= self.token_seconds <= MOST_SECONDS,
              f"0 to {MOST_SECONDS:g} seconds"),
@@ -136,6 +139,16 @@ class PlanConfig:
                 "PlanConfig.head_groups: a reproducible plan has one group, for the owner of a "
                 f"query computes all of its heads; got {self.head_groups!r}"
             )
+
+    @property
+    def compute_cap(self) -> float:
+        """The compute tolerance that a placement may not exceed."""
+        return MOST_TOLERANCE if self.compute_tolerance is None else self.compute_tolerance
+
+    @property
+    def searched_tolerance(self) -> float:
+        """The compute tolerance under which a search looks first."""
+        return USUAL_TOLERANCE if self.compute_tolerance is None else self.compute_tolerance
 
 
 def tolerances_of(config: PlanConfig) -> list[PlanConfig]:

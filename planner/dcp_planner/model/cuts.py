@@ -239,13 +239,41 @@ def choose_block_size(
         tiles = len(count_pairs(batch.slabs, bounds, batch.others)[2])
         if tiles > MOST_TILES * devices and block < chosen:
             break
-        fullest = loads_of(pack_largest_first(tokens, devices), tokens, devices)
-        is_level = fullest.max(initial=0) <= (1 + config.token_tolerance * 2 / 3) * share
+        is_level = _is_level(tokens, devices, config)
         if is_level or block < chosen:
             chosen = block
         if is_level and tiles >= FEWEST_TILES * devices:
             break
     return chosen
+
+
+def level_block_sizes(
+    sequences: Sequence[Form], cluster: Cluster, config: PlanConfig
+) -> tuple[int, ...]:
+    """List lengths of blocks at which whole blocks pack evenly enough, the longest first.
+
+    Evenly enough as in `choose_block_size`; at most `MOST_TILES` tiles for each device.
+    """
+    batch, devices = _pack(sequences), cluster.num_devices
+    share = batch.batch.num_tokens / devices
+    found: list[int] = []
+    for n in (1.0, 1.5, *BLOCKS_PER_DEVICE):
+        for block in (int(share / n * slack) for slack in _SLACK):
+            if block < SHORT_BLOCK or block in found:
+                continue
+            bounds = _borders([batch], block)
+            if _is_level(np.diff(bounds), devices, config):
+                if len(count_pairs(batch.slabs, bounds, batch.others)[2]) > MOST_TILES * devices:
+                    return tuple(found)
+                found.append(block)
+                break
+    return tuple(found)
+
+
+def _is_level(tokens: Ints, devices: int, config: PlanConfig) -> bool:
+    """Check that whole blocks pack within two thirds of the tolerance above the mean."""
+    fullest = loads_of(pack_largest_first(tokens, devices), tokens, devices).max(initial=0)
+    return bool(fullest <= (1 + config.token_tolerance * 2 / 3) * float(tokens.sum()) / devices)
 
 
 def _pack(sequences: Sequence[Form]) -> BlockSparsity:

@@ -257,6 +257,6 @@ def loads_on(found: Placement, workload: Workload, cluster: Cluster) -> tuple[In
 def caps_of(workload: Workload, parts: int, config: PlanConfig) -> Caps:
     """Compute the caps of a configuration, widened to what whole tiles and blocks allow."""
     return Caps(
-        pairs=cap_of(workload.compute_pairs, parts, config.compute_tolerance),
+        pairs=cap_of(workload.compute_pairs, parts, config.compute_cap),
         tokens=cap_of(workload.block_tokens, parts, config.token_tolerance),
     )

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import Slabs
+from dcp_dsl import BlockSparsity, Slabs
 from dcp_dsl.arrays import Ints
 from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import FLOAT32_BYTES, Cluster, ModelShape
 from dcp_planner.model.config import MOST_COST, PlanConfig
-from dcp_planner.model.problem import Placement, Workload, loads_of
+from dcp_planner.model.cuts import cut_on_grid
+from dcp_planner.model.problem import Placement, Workload, build_workload, loads_of
 from dcp_planner.plan.validation import validate
 from dcp_planner.schedule.divisions import Schedule
 from dcp_planner.schedule.emission import assemble
@@ -91,6 +92,12 @@ def shape_of(shape: ModelShape, config: PlanConfig) -> ModelShape:
     if config.partials == "auto":
         return shape
     return replace(shape, float32_partials=config.partials == "float32")
+
+
+def workload_of(sparsity: BlockSparsity, shape: ModelShape, config: PlanConfig) -> Workload:
+    """Build the workload of a batch, cut on the grid if its plan is to be reproducible."""
+    sparsity = cut_on_grid(sparsity) if config.reproducible else sparsity
+    return build_workload(sparsity, shape_of(shape, config))
 
 
 def emit_plans(

@@ -22,17 +22,15 @@ from dcp_planner.baselines import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig, tolerances_of
-from dcp_planner.model.cuts import cut_on_grid
 from dcp_planner.model.problem import (
     Placement,
     PlanWarning,
     Workload,
     at_home,
-    build_workload,
     caps_of,
     loads_on,
 )
-from dcp_planner.plan.assembly import Arranged, emit_plans, shape_of
+from dcp_planner.plan.assembly import Arranged, emit_plans, workload_of
 from dcp_planner.search.caps import find_shortfalls
 from dcp_planner.search.native import Native, ladder, tiles_placed
 from dcp_planner.search.partitioners import FrontPoint, Portfolio, layer_seconds, place, place_front
@@ -71,7 +69,7 @@ def build_plan(
             unknown, missing, fails or takes too long.
         ValueError: if queries and keys are cut at different places.
     """
-    workload = _workload_of(sparsity, shape, config)
+    workload = workload_of(sparsity, shape, config)
     check_size(workload, config)
     (plan,) = emit_plans([_arrange(workload, cluster, config)], [1], cluster, config)
     return replace(plan, provenance=provenance)
@@ -97,14 +95,9 @@ def build_front(
         raise PlanError(
             f"a front has one head group, got {config.head_groups}; leave head_groups out"
         )
-    workload = _workload_of(sparsity, shape, config)
+    workload = workload_of(sparsity, shape, config)
     check_size(workload, config)
     return place_front(workload, cluster, config)
-
-
-def _workload_of(sparsity: BlockSparsity, shape: ModelShape, config: PlanConfig) -> Workload:
-    sparsity = cut_on_grid(sparsity) if config.reproducible else sparsity
-    return build_workload(sparsity, shape_of(shape, config))
 
 
 def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arranged:
@@ -257,7 +250,7 @@ def build_stack(
         )
     # "auto" leaves the number open, so a stack may take one group.
     config = replace(config, head_groups=1)
-    workloads = [_workload_of(sparsity, shape, config) for sparsity, _ in masks]
+    workloads = [workload_of(sparsity, shape, config) for sparsity, _ in masks]
     for workload in workloads:
         check_size(workload, config)
     layers = [count for _, count in masks]

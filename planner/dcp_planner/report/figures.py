@@ -206,11 +206,12 @@ def over_caps(figures: BatchFigures | PlanMetrics, config: PlanConfig) -> dict[s
     """Return the caps that a plan exceeds, each with the ratio of most to mean that it reaches.
 
     >>> from types import SimpleNamespace
-    >>> over_caps(SimpleNamespace(compute_imbalance=2.4, token_imbalance=1.1), PlanConfig())
+    >>> over_caps(SimpleNamespace(compute_imbalance=2.4, token_imbalance=1.1),
+    ...           PlanConfig(compute_tolerance=0.1))
     {'compute': 2.4}
     """
     reached = {"compute": figures.compute_imbalance, "tokens": figures.token_imbalance}
-    caps = {"compute": config.compute_tolerance, "tokens": config.token_tolerance}
+    caps = {"compute": config.compute_cap, "tokens": config.token_tolerance}
     return {name: most for name, most in reached.items() if most > 1 + caps[name] + _ROUNDING}
 
 

@@ -310,8 +310,8 @@ def find_shortfalls(
     sizes = np.tile(workload.compute_pairs, found.head_groups)
     warnings = []
     work = pairs / cluster.work_of_device
-    if work.max(initial=0) > (1 + config.compute_tolerance) * float(pairs.mean()):
-        text = _shortfall("tile", work, sizes, config.compute_tolerance)
+    if work.max(initial=0) > (1 + config.compute_cap) * float(pairs.mean()):
+        text = _shortfall("tile", work, sizes, config.compute_cap)
         warnings.append(PlanWarning("compute_above_tolerance", f"compute: {text}"))
     tolerance = max(tried.token_tolerance for tried in tolerances_of(config))
     if tokens.max(initial=0) > (1 + tolerance) * float(tokens.mean()):

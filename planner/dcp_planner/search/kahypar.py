@@ -243,8 +243,8 @@ def _place_on_nodes(
         here = np.zeros(workload.num_blocks, np.int32)
         return [Placement(here, np.zeros(workload.num_tiles, np.int32))] * len(_ENCODINGS)
     hypergraph = _both_directions(workload)
-    level = replace(config, compute_tolerance=config.compute_tolerance / 2)
-    cap = cap_of(workload.compute_pairs, cluster.nodes, level.compute_tolerance)
+    level = replace(config, compute_tolerance=config.searched_tolerance / 2)
+    cap = cap_of(workload.compute_pairs, cluster.nodes, level.searched_tolerance)
     problems = [
         _encode(hypergraph, workload.num_tiles, cluster.nodes, cap, has_targets=has_targets)
         for has_targets in _ENCODINGS
@@ -268,7 +268,7 @@ def _place_on_devices(
     """Cut every node of every placement into its devices; all problems are solved in one call."""
     per_node = cluster.devices_per_node
     hypergraph = _both_directions(workload)
-    cap = cap_of(workload.compute_pairs, cluster.num_devices, config.compute_tolerance)
+    cap = cap_of(workload.compute_pairs, cluster.num_devices, config.searched_tolerance)
     ratio = price_between_nodes(cluster)
     problems, places = [], []
     results = [np.zeros(hypergraph.num_vertices, np.int32) for _ in nodes]

@@ -81,7 +81,7 @@ class Effort:
 EFFORTS: Mapping[str, Effort] = MappingProxyType(
     {
         "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 30_000),
-        "balanced": Effort(4, 10, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 150_000),
+        "balanced": Effort(4, 6, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 50_000),
     }
 )
 """Presets by the name that ``PlanConfig.budget`` takes."""
@@ -147,7 +147,7 @@ class Search:
     def of(cls, workload: Workload, cluster: Cluster, config: PlanConfig) -> "Search":
         """Search with the caps and the budget of a configuration."""
         devices = cluster.num_devices
-        pairs = cap_of(workload.compute_pairs, devices, config.compute_tolerance)
+        pairs = cap_of(workload.compute_pairs, devices, config.searched_tolerance)
         # Not widened to what LPT reaches, as `cap_of` does: moves and swaps may reach the tolerance
         # where LPT does not, and `hold_caps` accepts the load that it reaches.
         tokens = int((1 + config.token_tolerance) * int(workload.block_tokens.sum()) / devices)
@@ -323,8 +323,10 @@ def _flat_state(problem: Problem, split: Split, limits: Floats, seed: int) -> St
     return state_of_split(problem, split, limits, prices_of(problem, parts), one, 0.0, seed)
 
 
-RUNGS = (1.0, 0.5, 0.25)
+RUNGS = (1.0, 0.5)
 """Shares of the tolerances that `ladder` tries, one after the other."""
+WIDE = 0.4
+"""Compute tolerance of a second search, where none is given: uneven compute may save bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,11 +349,25 @@ def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator
 
     Yields the placement of few bytes, then for every rung of `RUNGS` a placement of a short time:
     the placement before, brought under the caps of the rung and relieved. A lower rung has less
-    room and gets less work. The same seed gives the same result.
+    room and gets less work. Where no compute tolerance is given, a second search follows under
+    `WIDE`, without lower rungs. The same seed gives the same result.
     """
+    yield from _descend_rungs(workload, cluster, config, config.searched_tolerance, RUNGS)
+    if config.compute_tolerance is None:
+        yield from _descend_rungs(workload, cluster, config, WIDE, RUNGS[:1])
+
+
+def _descend_rungs(
+    workload: Workload,
+    cluster: Cluster,
+    config: PlanConfig,
+    compute: float,
+    rungs: Sequence[float],
+) -> Iterator[Placement]:
+    """Search under a compute tolerance, then under each share of it and of the token tolerance."""
     split = None
-    for rung in RUNGS:
-        compute, tokens = config.compute_tolerance, config.token_tolerance
+    for rung in rungs:
+        tokens = config.token_tolerance
         caps = replace(config, compute_tolerance=rung * compute, token_tolerance=rung * tokens)
         search = Search.of(workload, cluster, caps)
         if split is None:

@@ -12,6 +12,7 @@ more bytes. An objective takes the candidate that is best in its figure; the def
 other figures.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -45,7 +46,11 @@ from dcp_planner.model.problem import (
 from dcp_planner.search.caps import find_shortfalls
 from dcp_planner.search.kahypar import KaHyPar
 from dcp_planner.search.native import Native, hold_tokens, ladder, refine
-from dcp_planner.simulation.schedules import predict_placement, weigh_placement
+from dcp_planner.simulation.schedules import (
+    estimate_placement,
+    predict_placement,
+    weigh_placement,
+)
 from dcp_planner.tables.head_groups import group_shape, is_cuttable
 
 
@@ -150,7 +155,8 @@ def _candidates(workload: Workload, cluster: Cluster, config: PlanConfig) -> Ite
     """
     yield from ladder(workload, cluster, config)
     for layout in _LAYOUTS:
-        yield layout.place(workload, cluster, config)
+        found = layout.place(workload, cluster, config)
+        yield at_home(hold_tokens(found, workload, cluster, config), workload)
 
 
 def fastest(
@@ -158,20 +164,44 @@ def fastest(
 ) -> Placement:
     """Find the placement of the shortest predicted time among those that exceed the caps least.
 
-    Of equals the first is taken. Placements may have head groups.
+    All are estimated, and those near the best estimate are predicted. Of equals the first is taken.
+    Placements may have head groups.
     """
     caps = caps_of(workload, cluster.num_devices, config)
-    best: Placement | None = None
-    least = (np.inf, np.inf)  # excess, predicted seconds
+    estimated: list[tuple[tuple[float, float], Placement]] = []
+    least = (np.inf, np.inf)  # excess, estimated seconds
     for found in candidates:
         excess = _excess(found, workload, cluster, caps)
         if (excess, _compute_seconds(workload, found, cluster)) >= least:
             continue  # computing alone takes longer than the best in all
-        quality = excess, layer_seconds(found, workload, cluster, config)
-        if quality < least:
-            best, least = found, quality
-    assert best is not None, "every candidate takes a finite time"
-    return best
+        quality = excess, _estimated_seconds(found, workload, cluster, config)
+        estimated.append((quality, found))
+        least = min(least, quality)
+    near = [one for (excess, s), one in estimated if excess == least[0] and s <= _NEAR * least[1]]
+    assert near, "every candidate takes a finite time"
+    if len(near) == 1:
+        return near[0]
+    return min(near, key=lambda one: layer_seconds(one, workload, cluster, config))
+
+
+def _estimated_seconds(
+    found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
+) -> float:
+    """Estimate what `layer_seconds` predicts."""
+    _, tokens = loads_on(found, workload, cluster)
+    seconds = estimate_placement(workload, found, cluster, config)
+    return seconds + config.token_seconds * float(tokens.max(initial=0))
+
+
+def quick_seconds(workload: Workload, cluster: Cluster, config: PlanConfig) -> float:
+    """Estimate the seconds of a layer from a first search: for few bytes, then for a short time."""
+    caps = caps_of(workload, cluster.num_devices, config)
+    tried = itertools.islice(ladder(workload, cluster, config), 2)
+    return min(
+        (1 + _excess(one, workload, cluster, caps))
+        * _estimated_seconds(one, workload, cluster, config)
+        for one in tried
+    )
 
 
 def _excess(found: Placement, workload: Workload, cluster: Cluster, caps: Caps) -> float:
@@ -198,6 +228,8 @@ def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> 
 
 SETTLED = 1.02
 """Times the mean that the busiest device may compute where nothing travels: nothing is sought."""
+_NEAR = 1.05
+"""Times the best estimate: candidates beyond it are not predicted."""
 _HOPELESS = 1.1  # times the fastest so far: beyond it, more head groups are not tried
 _LAYOUTS = tuple(StaticLayout(kind) for kind in STATIC_KINDS)
 _HEADS = tuple(StaticHeads(kind) for kind in HEAD_KINDS)

@@ -345,6 +345,19 @@ def predict_placement(
     return Prediction(forward.seconds, backward.seconds)
 
 
+def estimate_placement(
+    workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
+) -> float:
+    """Estimate the seconds of a placement from the coarsest cut of its remote tiles.
+
+    A fifth of the work of `predict_placement`, and nearly always a little more seconds.
+    """
+    if config.divisions != "auto":
+        return predict_placement(workload, placement, cluster, config).seconds
+    trial = _Trial.of(workload, placement, cluster, config)
+    return sum(trial.cut(direction, 1).seconds for direction in DIRECTIONS)
+
+
 @dataclass(frozen=True, slots=True)
 class Weighed:
     """Figures of a placement with the schedule that it would get.

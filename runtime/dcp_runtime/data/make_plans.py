@@ -23,9 +23,9 @@ from dcp_planner import (
     Provenance,
     build_plan,
     build_stack,
-    choose_block_size,
     cut_blocks,
     cut_stack,
+    fastest_block_size,
     predict,
     stopwatch,
 )
@@ -203,12 +203,11 @@ def _build(
     shape, config = request.shape, request.config
     if not request.dealing.widths:
         config = replace(config, head_groups=1)  # plans of several groups are joined
-    # All masks share the blocks, so the mask that wants the smallest blocks decides.
-    block = request.block_size or min(choose_block_size(f, cluster, config) for f in forms)
+    # A mask weighs by the layers that run it.
+    layers = [cycle.count(number) for number in range(len(forms))]
+    block = request.block_size or fastest_block_size(forms, shape, cluster, config, layers=layers)
     if len(forms) == 1:
         return (build_plan(cut_blocks(forms[0], block), shape, cluster, config),)
-    # A mask weighs in the placement by the layers that run it.
-    layers = [cycle.count(number) for number in range(len(forms))]
     cut = zip(cut_stack(forms, block), layers, strict=True)
     return build_stack(list(cut), shape, cluster, config).plans
 

@@ -17,12 +17,12 @@ from dcp_planner import (
     ModelShape,
     PlanConfig,
     build_plan,
-    choose_block_size,
     cut_blocks,
     digest,
     preset,
     validate,
 )
+from dcp_planner.model.cuts import choose_block_size
 from dcp_planner.workers import WorkerProgram
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dcp_dsl import Form, Mask, Sample
 from dcp_dsl.arrays import Ints, expand
-from dcp_planner import Plan, build_plan, choose_block_size, cut_blocks
+from dcp_planner import Plan, build_plan, cut_blocks, fastest_block_size
 from dcp_runtime.adapters.megatron.layers import PlannedSequences
 from dcp_runtime.data.choices import Planning
 from dcp_runtime.errors import RunError
@@ -103,8 +103,9 @@ class PlannedBatches:
             forms.append(self.mask.bind(Sample(values, int(lengths[index]))))
         rates, config = self.planning.rates, self.planning.config
         cluster = self.cluster if rates is None else rates.cluster
-        block = self.planning.block_size or choose_block_size(forms, cluster, config)
-        return build_plan(cut_blocks(forms, block), self.planning.shape, cluster, config)
+        shape, block = self.planning.shape, self.planning.block_size
+        block = block or fastest_block_size([forms], shape, cluster, config)
+        return build_plan(cut_blocks(forms, block), shape, cluster, config)
 
 
 def _tokens_of(batch: Mapping[str, Any]) -> int | None:  # Any: as in `split`
