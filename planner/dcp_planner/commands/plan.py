@@ -270,20 +270,27 @@ def _check_batch(options: dict[str, Any]) -> None:
 
 def _plan_all(run: "DatasetRun", output: PlanOutput, options: dict[str, Any]) -> list[MaskOutput]:
     """Plan and write batch after batch; return the output of each mask (`Any`: click's values)."""
+    from dcp_planner.batches.narrower import Comparison
+
     masks: list[MaskOutput] = []
-    for batch in _planned(run.planning, _batches(run, options["samples"]), run.num_wanted):
+    compared = Comparison(run.planning)
+    for batch, planned in _planned(run.planning, _batches(run, options["samples"]), run.num_wanted):
         # Every batch has the same masks; the first one tells which.
-        masks = masks or [MaskOutput.of(run, output, made) for made in batch]
-        for mask, made in zip(masks, batch, strict=True):
+        masks = masks or [MaskOutput.of(run, output, made) for made in planned]
+        for mask, made in zip(masks, planned, strict=True):
             mask.add(made)
+        if run.dataset is not None:
+            compared.add(batch, planned)
     for mask in masks:
         mask.report(is_complete=True)
+    if (narrower := compared.best()) is not None:
+        say(f"note: {narrower}")
     return masks
 
 
 def _planned(
     planning: "PlanningChoices", batches: "Iterator[tuple[Batch, ...]]", count: int
-) -> "Iterator[tuple[PlannedMask, ...]]":
+) -> "Iterator[tuple[tuple[Batch, ...], tuple[PlannedMask, ...]]]":
     """Plan batch after batch; a progress bar on a terminal, else a line each."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -309,7 +316,7 @@ def _planned(
             bar.update(task, description=text)
             if not console.is_terminal:
                 say(text)
-            yield plan_batch(batch, planning)
+            yield batch, plan_batch(batch, planning)
             bar.advance(task)
 
 
