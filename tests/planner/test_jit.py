@@ -33,6 +33,7 @@ import dcp_planner
 from dcp_dsl import Sample, Spec
 from dcp_planner import Cluster, ModelShape, build_plan, cut_blocks
 from dcp_planner import validate
+from dcp_planner.model.cuts import choose_block_size
 cluster = Cluster(2, 2)
 mask = Spec.from_text("mask m = causal").mask("m")
 for lengths in ([4000, 100], [90]):

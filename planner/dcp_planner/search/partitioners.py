@@ -140,11 +140,19 @@ class Portfolio(Partitioner):
 
 
 def place_front(workload: Workload, cluster: Cluster, config: PlanConfig) -> tuple[FrontPoint, ...]:
-    """Find the front of the placements under the caps; of all, if none holds the caps."""
+    """Find the front of the placements under the caps; of all, if none holds the caps.
+
+    Without a compute tolerance few bytes would mean one busy device: then placements hold the usual
+    tolerance, but for the fastest of all.
+    """
     caps = caps_of(workload, cluster.num_devices, config)
     found = list(_candidates(workload, cluster, config))
-    held = [one for one in found if _excess(one, workload, cluster, caps) == 0]
-    return pareto(weigh(one, workload, cluster, config) for one in held or found)
+    held = [one for one in found if _excess(one, workload, cluster, caps) == 0] or found
+    points = [weigh(one, workload, cluster, config) for one in held]
+    usual = replace(config, compute_tolerance=config.searched_tolerance)
+    level = caps_of(workload, cluster.num_devices, usual)
+    kept = [p for p in points if _excess(p.placement, workload, cluster, level) == 0]
+    return pareto([*kept, min(points, key=lambda p: p.seconds)] if kept else points)
 
 
 def _candidates(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator[Placement]:
@@ -164,8 +172,8 @@ def fastest(
 ) -> Placement:
     """Find the placement of the shortest predicted time among those that exceed the caps least.
 
-    All are estimated, and those near the best estimate are predicted. Of equals the first is taken.
-    Placements may have head groups.
+    Of a batch with many tiles all are estimated, and those near the best estimate are predicted. Of
+    equals the first is taken. Placements may have head groups.
     """
     caps = caps_of(workload, cluster.num_devices, config)
     estimated: list[tuple[tuple[float, float], Placement]] = []
@@ -177,7 +185,8 @@ def fastest(
         quality = excess, _estimated_seconds(found, workload, cluster, config)
         estimated.append((quality, found))
         least = min(least, quality)
-    near = [one for (excess, s), one in estimated if excess == least[0] and s <= _NEAR * least[1]]
+    most = _NEAR * least[1] if workload.num_tiles > _FEW_TILES else np.inf
+    near = [one for (excess, s), one in estimated if excess == least[0] and s <= most]
     assert near, "every candidate takes a finite time"
     if len(near) == 1:
         return near[0]
@@ -229,7 +238,8 @@ def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> 
 SETTLED = 1.02
 """Times the mean that the busiest device may compute where nothing travels: nothing is sought."""
 _NEAR = 1.05
-"""Times the best estimate: candidates beyond it are not predicted."""
+"""Times the best estimate: candidates beyond it are not predicted if tiles are many."""
+_FEW_TILES = 2_000  # predicting takes about a millisecond
 _HOPELESS = 1.1  # times the fastest so far: beyond it, more head groups are not tried
 _LAYOUTS = tuple(StaticLayout(kind) for kind in STATIC_KINDS)
 _HEADS = tuple(StaticHeads(kind) for kind in HEAD_KINDS)
