@@ -278,7 +278,9 @@ def test_auto_is_never_slower_than_any_layout_or_one_group(strategies, data):
     workload = build_workload(sparsity, shape)
 
     def seconds(**choices):
-        return predict(build_plan(sparsity, shape, cluster, replace(FAST, **choices))).seconds
+        # In one type: a choice takes float32 after it is made, where that costs at most a percent.
+        config = replace(FAST, partials="input", **choices)
+        return predict(build_plan(sparsity, shape, cluster, config)).seconds
 
     chosen = seconds(head_groups="auto")
     assert chosen <= seconds()

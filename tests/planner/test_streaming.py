@@ -125,7 +125,7 @@ def test_a_tolerance_is_missed_rather_than_a_limit():
     calls = ("strided(13)", 58), ("full", 28), ("causal", 1)
     forms = [spec.mask(call).bind(Sample(length=n)) for call, n in calls]
     (sparsity,) = cut_stack([forms], 24)
-    config = PlanConfig(token_tolerance=0, partials="input", budget="fast")
+    config = PlanConfig(token_tolerance=0, compute_tolerance=0.1, partials="input", budget="fast")
     limit = replace(config, memory_limit_bytes=200_000)
     plan = build_plan(sparsity, ModelShape(8, 2, 128, 2), Cluster(3, 3), limit)
     assert int((receive_buffer_bytes(plan) + accumulator_bytes(plan)).max()) <= 200_000

@@ -13,8 +13,8 @@ from loader_options import make_loader
 
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import BufferLimitError, Cluster, ModelShape, PlanConfig, build_plan, digest
+from dcp_planner.model.cuts import cut_on_grid
 from dcp_planner.model.problem import Placement, build_workload
-from dcp_planner.plan.build import cut_on_grid
 from dcp_planner.schedule.divisions import Manner, Schedule, cut_divisions
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.tables import receive_buffer_bytes

@@ -128,7 +128,7 @@ def print_report(report: DemoReport, console: Console) -> None:
         heading = Text.assemble((mask.mask, "bold"), f"  on {mask.dataset}")
         console.print(Group(heading, _sparsity(mask), _placements(mask)))
         if any(m.over_caps for b in (mask.planned, mask.executed) for m in b.shown):
-            console.print(Text("*: more than the plans of dcp-dsl put on one device", style="dim"))
+            console.print(Text("*: more tokens than plans of dcp-dsl put on one device", style="dim"))
         console.print(_errors(mask), Text(""), sep="\n")
 
 
@@ -216,8 +216,8 @@ def _placements(mask: MaskResult) -> Table:
                 f"  {_label(method, batch)}",
                 _bytes(method.bytes_forward + method.bytes_backward),
                 _bytes(method.bytes_between_nodes) if batch.nodes > 1 else "-",
-                _capped(method, "compute", method.compute_imbalance),
-                _capped(method, "tokens", method.token_imbalance),
+                f"{method.compute_imbalance:.2f}",
+                f"{method.token_imbalance:.2f}{'*' if method.over_caps else ' '}",
                 _seconds(method.predicted_s),
                 _seconds(mask.measured_s) if is_run and number == 0 else "",
             )
@@ -230,10 +230,6 @@ def _label(method: MethodReport, batch: BatchReport) -> str:
         return f"{name}, best"
     is_within = batch.best_static.get("within_token_cap") == method.method
     return f"{name}, best within the token cap" if is_within else name
-
-
-def _capped(method: MethodReport, cap: str, imbalance: float) -> str:
-    return f"{imbalance:.2f}{'*' if cap in method.over_caps else ' '}"
 
 
 def _table(first: str, *others: str) -> Table:
