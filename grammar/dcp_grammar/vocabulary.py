@@ -47,8 +47,8 @@ WORDS: tuple[Word, ...] = (
          "an example for pictures and checks"),
     Word("check", "statement", "check A implies B on SAMPLE", "a claim that `dcpm check` tests"),
     Word("from", "clause", 'import a from "file.dcpm"',
-         "the file of an import; the column with the parents of branches, or with the tokens behind "
-         "which they fork"),
+         "the file of an import; the column with the parents of branches, or with the tokens "
+         "behind which they fork"),
     Word("branch", "clause", "question[question_len] branch answer[answer_lens]*",
          "parts that each go on from the same place of the layout"),
     Word("as", "clause", "ids(column) as a, b", "names of the segments that ids number"),
@@ -66,7 +66,8 @@ WORDS: tuple[Word, ...] = (
     Word("rest", "clause", "rest: streaming(64, 256)", "the KV heads not named before"),
     Word("having", "clause", 'for "glob" having column', "only data sets with these columns"),
     Word("use", "clause", 'for "glob" use MASK', "the mask or stack that is attached"),
-    Word("with", "clause", "with name = column", "what the data set calls a column"),
+    Word("with", "clause", "with name = column or 4k",
+         "what the data set calls a column, and its value in rows without it"),
     Word("on", "clause", "check A total on SAMPLE", "the sample that a claim is tested on"),
     Word("implies", "clause", "check A implies B", "every pair of A is one of B"),
     Word("equals", "clause", "check A equals B", "both masks have the same pairs"),

@@ -382,12 +382,16 @@ class StackDef(Node):
     layers: tuple[Layer, ...]
 
 
+Literals: TypeAlias = int | tuple["Literals", ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Rename(Node):
-    """``new = column``."""
+    """``new = column or default``; ``new or default`` where both names are the same."""
 
     new: Ident
     column: Ident
+    default: Literals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,9 +402,6 @@ class Attach(Node):
     having: tuple[Ident, ...]
     value: Expr
     renames: tuple[Rename, ...]
-
-
-Literals: TypeAlias = int | tuple["Literals", ...]
 
 
 @dataclass(frozen=True, slots=True)

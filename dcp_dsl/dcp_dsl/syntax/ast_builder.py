@@ -322,7 +322,12 @@ _RULES: Mapping[str, Builder] = {
     "attach": _node(ast.Attach, _string, _items, _same, _items),
     "having": lambda children, _: tuple(map(_ident, children)),
     "with_": _tuple,
-    "rename": _node(ast.Rename, _ident, _ident),
+    "rename": lambda children, span: ast.Rename(
+        _ident(children[0]), _ident(children[1]), *map(_literal, children[2:]), span=span
+    ),
+    "absent": lambda children, span: ast.Rename(
+        _ident(children[0]), _ident(children[0]), _literal(children[1]), span=span
+    ),
     "sample": _node(ast.SampleDef, _ident, has_list=True),
     "field": _node(ast.Field, _ident, _literal),
     "negative": lambda children, _: integer(children[1]) * (-1 if children[0].text == "-" else 1),

@@ -1,9 +1,10 @@
 """Warn about statements that do nothing: unread names, and attachments that no row can follow."""
 
 from dcp_dsl.checks.scope import Scope, keys_of, matches, segment_names
+from dcp_dsl.claims.defaults import misfits
 from dcp_dsl.claims.lints.subject import used_masks
 from dcp_dsl.claims.testing import Testing
-from dcp_dsl.core.mask import HeadError, build_stack
+from dcp_dsl.core.mask import HeadError, build_stack, read_mask
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.trees import LayoutParts, mentioned_names, unparse, walk_parts
 
@@ -115,6 +116,21 @@ def keys_of_another_sequence(statement: ast.Attach, testing: Testing) -> None:
                 statement.value.span, "loaders and planners take masks of one sequence: attach one;"
                 f" `dcpm blocks --mask` and `dcpm export --mask` take `{shown}` as it is",
             )  # fmt: skip
+
+
+def unfit_defaults(statement: ast.Attach, testing: Testing) -> None:
+    """Find values for absent columns that no mask can read (E117)."""
+    if all(rename.default is None for rename in statement.renames):
+        return
+    stack = testing.scope.find_stack(unparse(statement.value))
+    if stack is None:
+        masks = tuple(
+            read_mask(value, testing.scope) for value in used_masks(statement, testing.scope)
+        )
+    else:
+        masks = build_stack(*stack).masks
+    for rename, reason in misfits(statement, masks):
+        testing.report("E117", reason, rename.span)
 
 
 def masks_of_heads(statement: ast.Attach, testing: Testing) -> None:
