@@ -59,8 +59,8 @@ def _library() -> tuple[Case, ...]:
         "blockwise_dcp", "chunked(512)", "demonstrations", "dilated(4k, 2)", "document_full",
         "document_streaming", "dpo", "eviction", "fa_window", "fixed", "forks", "full", "local(1k)",
         "longformer(256, 16)", "moba", "modality", "natten(512, 256, 6)", "natten(64, 2048, 6)",
-        "prefix_lm", "prefix_lm_packed", "prompt_tree", "qk_sparse", "rag", "rollout_tree", "shared_prefix",
-        "sta(64, 8, 256, 1)", "strided", "svg_spatial", "tree",
+        "prefix_lm", "prefix_lm_packed", "prompt_tree", "qk_sparse", "rag", "rollout_tree",
+        "shared_prefix", "sta(64, 8, 256, 1)", "strided", "svg_spatial", "tree",
     )  # fmt: skip
     return (
         *(Case(call, call, QUICK_MS) for call in quick),

@@ -207,9 +207,8 @@ def test_a_column_of_forks_that_is_none_is_refused(forks, said):
 
 
 def test_forks_in_groups_are_tokens_of_the_row_and_stay_in_the_group():
-    text = """segment batch = head[..] branch group(prompt[ps] branch rollout[ls]* from token forks)*
-    mask own = paths"""
-    mask = Spec.from_text(text).mask("own")
+    text = "segment a = head[..] branch grp(prompt[ps] branch run[ls]* from token forks)*"
+    mask = Spec.from_text(f"{text}  mask own = paths").mask("own")
     columns = {"ps": [2, 1], "ls": [[2, 1], [2, 2]], "forks": [[-1, 2], [5 + 2, -1]]}
     columns["forks"][1][0] = 7  # the prompt of the second group: tokens 1 + 5 to 6
     with pytest.raises(DatasetError, match="token 7; expected a token from 6 to 6, or -1"):

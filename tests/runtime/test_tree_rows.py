@@ -230,7 +230,7 @@ def test_a_fork_in_the_middle_needs_no_branch_of_its_own():
         assert sum(len(row["branch_lens"]) for row in trees) == len(leaves)
         for row in trees:
             assert row["branch_forks"].tolist()[0] == -1
-            assert all(0 <= fork for fork in row["branch_forks"].tolist()[1:])
+            assert all(fork >= 0 for fork in row["branch_forks"].tolist()[1:])
 
 
 def test_no_rollouts_are_no_trees():

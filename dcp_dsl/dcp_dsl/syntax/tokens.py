@@ -62,7 +62,8 @@ def split_statements(text: str) -> list[list[RawToken]]:
     """Group the tokens (without comments) by statement: each group begins at a statement keyword.
 
     A keyword behind a colon is a type (``m: mask``) and begins nothing, nor does the `token` of
-    ``from token forks``; decorators belong to the mask behind them. Text in front of the first keyword makes a group of its own.
+    ``from token forks``; decorators belong to the mask behind them. Text in front of the first
+    keyword makes a group of its own.
 
     >>> [len(group) for group in split_statements("mask a(m: mask) = m @ahead mask b = full")]
     [9, 6]

@@ -138,7 +138,7 @@ def _two_sided(mask: Export) -> NDArray[Any]:  # Any: integers
     Two columns are the first row of those hidden below and the end of those above; four are the
     rows from the first to the second, and from the third to the fourth.
     """
-    columns = mask.arrays["startend_row_indices"][0, 0]
+    columns: NDArray[Any] = mask.arrays["startend_row_indices"][0, 0]
     if not mask.values["causal"]:
         return columns
     keys = np.arange(len(columns))

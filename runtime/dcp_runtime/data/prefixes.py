@@ -145,7 +145,7 @@ def build_tree(places: range, lengths: Sequence[int], shared: Sequence[int]) -> 
     path: list[tuple[int, int]] = []  # depth and token at which each stretch of it begins
     tokens = 0
     for place in places:
-        depth, length = shared[place] if place > places.start else 0, lengths[place]
+        depth, length = (shared[place] if place > places.start else 0), lengths[place]
         while path and path[-1][0] >= depth:
             path.pop()
         fork = path[-1][1] + depth - 1 - path[-1][0] if path else -1
@@ -159,4 +159,5 @@ def build_tree(places: range, lengths: Sequence[int], shared: Sequence[int]) -> 
             path.append((depth, tokens))
         tokens += length - depth
         last.append(tokens - 1)
-    return PrefixTree(*np.array(branches, np.int64).T, np.array(last, np.int64))
+    source, begin, end, fork = np.array(branches, np.int64).T
+    return PrefixTree(source, begin, end, fork, np.array(last, np.int64))
