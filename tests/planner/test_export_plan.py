@@ -174,7 +174,7 @@ def test_what_the_formats_cannot_hold_is_refused_with_a_way_out():
         export_plan(few, "magi")
     export_plan(planned("near", [64], ZIGZAG, devices=2)[0], "magi")
     export_plan(planned("near", [64], ZIGZAG, block=4)[0], "magi")
-    with pytest.raises(ExchangeError, match="expected the format 'magi' or .*, got 'flex'"):
+    with pytest.raises(ExchangeError, match=r"expected the format 'magi' or .*, got 'flex'"):
         export_plan(few, "flex")
     holes = Spec.from_text("mask m = dilated(64, 3)").mask("m").bind(Sample(length=64))
     plan = build_plan(block_sparsity([holes], 8, 8), ModelShape(), Cluster(1, 2), ZIGZAG)
