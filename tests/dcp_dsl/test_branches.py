@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from dcp_dsl import DatasetError, Sample, Spec, check, check_report, dense_mask, token_paths
+from dcp_dsl.language_server import complete_at
+from dcp_dsl.syntax.source import format_source
 
 GROUPS = """
 segment batch = branch group(prompt[prompt_lens] branch rollout[rollout_lens]*)*
@@ -205,9 +207,8 @@ def test_a_column_of_forks_that_is_none_is_refused(forks, said):
 
 
 def test_forks_in_groups_are_tokens_of_the_row_and_stay_in_the_group():
-    text = """segment batch = head[..] branch group(prompt[ps] branch rollout[ls]* from token forks)*
-    mask own = paths"""
-    mask = Spec.from_text(text).mask("own")
+    text = "segment a = head[..] branch grp(prompt[ps] branch run[ls]* from token forks)*"
+    mask = Spec.from_text(f"{text}  mask own = paths").mask("own")
     columns = {"ps": [2, 1], "ls": [[2, 1], [2, 2]], "forks": [[-1, 2], [5 + 2, -1]]}
     columns["forks"][1][0] = 7  # the prompt of the second group: tokens 1 + 5 to 6
     with pytest.raises(DatasetError, match="token 7; expected a token from 6 to 6, or -1"):
@@ -241,6 +242,26 @@ def test_a_column_named_token_is_written_in_quotes():
     (found,) = check("segment p = branch b[y]* from token")
     assert 'one named `token` is written `from "token"`' in found.hint
     assert not check('segment p = branch b[y]* from "token"  mask m = paths')
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("segment t = branch x[ls]* from ", {"token", "n", "forks"}),
+        ("segment t = branch x[ls]* from token ", {"n", "forks"}),
+        ("segment t = branch x[ls]* from token f branch ", {"every"}),
+    ],
+)
+def test_an_editor_proposes_columns_behind_from(text, wanted):
+    head = "segment s = branch y[n]* from token forks\n"
+    assert wanted <= {p.text for p in complete_at(head + text, len(head + text))}
+
+
+def test_a_column_of_forks_is_formatted_and_coloured_as_one_statement():
+    text = "segment  t = branch x[ls]*from   token\n f"
+    assert format_source(text) == "segment t = branch x[ls]* from token\n  f\n"
+    shown = "segment t = branch x[ls]* from token f\nmask m = paths\n"
+    assert format_source(shown) == shown
 
 
 def test_positions_of_two_layouts_with_branches_are_refused():
@@ -290,7 +311,7 @@ def test_masks_on_paths_are_proved_to_be_those_of_separate_sequences(mask, what,
         ("paths and q.path - k.path < 3 and k in node", "every path sees", "proved"),
         ("paths and q.node.pos > 1", "every path sees", "proved"),
         ("paths and k.node.start > 2", "every path sees", "failed"),
-        ("paths and q.node.end - q < 3", "every path sees", "failed"),
+        ("paths and q.node.end - q < 3", "every path sees", "untested"),
         ("paths and (q - k < 2 per node)", "nothing outside", "proved"),
         ("paths and (len - q < 2 per node)", "nothing outside", "proved"),
     ],
