@@ -50,6 +50,8 @@ WORDS: tuple[Word, ...] = (
          "the file of an import; the column with what branches go on from: branches, or tokens"),
     Word("branch", "clause", "question[question_len] branch answer[answer_lens]*",
          "parts that each go on from the same place of the layout"),
+    Word("join", "clause", "branch chunk[chunk_lens]* join question[question_len]",
+         "a part that goes on from all parts of its layout or group in front of it"),
     Word("as", "clause", "ids(column) as a, b", "names of the segments that ids number"),
     Word("every", "clause", "every 256 in S", "fixed tiles, anew in each instance of S"),
     Word("where", "clause", "where b = every 256, half = p // 2",

@@ -296,12 +296,25 @@ class Tree:
         start, end: int64 ``[P]``, tokens; the stretches fill the sample and none is empty.
         depth: int64 ``[P]``, tokens of the path in front of each.
         parent: int64 ``[P]``, the stretch that each goes on from, an earlier one; -1 for a root.
+        since: int64 ``[P]``, the first token that it joins: it goes on from all from there on, too,
+            and `parent` is what these go on from; -1 for stretches that join nothing.
     """
 
     start: Ints
     end: Ints
     depth: Ints
     parent: Ints
+    since: Ints
+
+    @cached_property
+    def joins(self) -> Ints:
+        """Return the stretches that join others, int64 ``[J]``."""
+        return np.flatnonzero(self.since >= 0)
+
+    @cached_property
+    def joined(self) -> tuple[Ints, Ints]:
+        """Return the first and the last but one of the stretches that each of `joins` joins."""
+        return np.searchsorted(self.start, self.since[self.joins]), self.joins
 
     @cached_property
     def sizes(self) -> Ints:
@@ -310,14 +323,19 @@ class Tree:
 
     @cached_property
     def paths(self) -> Ints:
-        """Paths from a root to a leaf through each stretch, int64 ``[P]``."""
-        return self._added_up(self.is_leaf.astype(np.int64))
+        """Ends of paths to which each stretch leads, int64 ``[P]``."""
+        found = self._added_up(self.is_leaf.astype(np.int64))
+        for join, first, stop in zip(self.joins, *self.joined, strict=True):
+            found[first:stop] += found[join]  # what is joined leads nowhere else
+        return found
 
     @cached_property
     def is_leaf(self) -> Bools:
         """True for stretches without a successor, ``[P]``."""
         is_leaf = np.ones(len(self.start), np.bool_)
         is_leaf[self.parent[self.parent >= 0]] = False
+        for first, stop in zip(*self.joined, strict=True):
+            is_leaf[first:stop] = False
         return is_leaf
 
     def _added_up(self, values: Ints) -> Ints:
@@ -378,10 +396,14 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
-    """A place on a path: the token before it (-1: none), and the tokens of the path up to it."""
+    """A place on a path: the token before it (-1: none), and the tokens of the path up to it.
+
+    Where a join begins, `since` is the first token that it joins, and `last` is before all of them.
+    """
 
     last: int = -1
     depth: int = 0
+    since: int = -1
 
 
 @dataclass(slots=True)
@@ -396,13 +418,14 @@ class TreeBuilder:
 
     trunk: Trunk = Trunk()
     cuts: list[int] = field(default_factory=list)
-    grown: list[tuple[int, int, int, int]] = field(default_factory=list)
-    columns: list[tuple[Ints, Ints, Ints, Ints]] = field(default_factory=list)
+    grown: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    columns: list[tuple[Ints, ...]] = field(default_factory=list)
 
     def grow(self, start: int, end: int) -> None:
         """Let the trunk go on over some tokens."""
         if end > start:
-            self.grown.append((start, end, self.trunk.depth, self.trunk.last))
+            trunk = self.trunk
+            self.grown.append((start, end, trunk.depth, trunk.last, trunk.since))
             self.trunk = Trunk(end - 1, self.trunk.depth + end - start)
 
     def fork_behind(self, token: int) -> None:
@@ -410,38 +433,60 @@ class TreeBuilder:
         self.cuts.append(token + 1)
         self.trunk = Trunk(token)
 
+    def join(self, base: Trunk, begin: int, at: int) -> None:
+        """Let the trunk go on from all tokens of ``[begin, at)``, which go on from a base."""
+        if begin < at:
+            since = begin if base.since < 0 else base.since
+            self.trunk = Trunk(base.last, base.depth, since)
+
     def fork(self, bounds: Ints) -> None:
         """Let stretches go on from the trunk side by side; ``[R + 1]`` borders between them."""
         self._settle()
         start, end = bounds[:-1], bounds[1:]
         has_tokens = end > start
         start, end = start[has_tokens], end[has_tokens]
-        base = np.full(len(start), self.trunk.depth), np.full(len(start), self.trunk.last)
-        self.columns.append((start, end, *base))
+        base = self.trunk.depth, self.trunk.last, self.trunk.since
+        self.columns.append((start, end, *(np.full(len(start), value) for value in base)))
 
     def _settle(self) -> None:
         if self.grown:
-            start, end, depth, last = np.array(self.grown, np.int64).T
-            self.columns.append((start, end, depth, last))
+            self.columns.append(tuple(np.array(self.grown, np.int64).T))
             self.grown.clear()
 
     def finish(self) -> Tree:
         """Return the tree."""
         self._settle()
         none = np.empty(0, np.int64)
-        columns = zip(*(self.columns or [(none,) * 4]), strict=True)
-        start, end, depth, last = (np.concatenate(group) for group in columns)
-        if not self.cuts:
-            return Tree(start, end, depth, _stretch_of(last, end))
-        inside = np.setdiff1d(self.cuts, end)
+        columns = zip(*(self.columns or [(none,) * 5]), strict=True)
+        start, end, depth, last, since = (np.concatenate(group) for group in columns)
+        if not self.cuts and (since < 0).all():
+            return Tree(start, end, depth, _stretch_of(last, end), since)
+        # a token that a join begins with may lie inside a stretch, as behind an empty join
+        inside = np.setdiff1d(
+            np.concatenate([np.array(self.cuts, np.int64), since[since > 0]]), end
+        )
         starts, end = np.union1d(start, inside), np.union1d(end, inside)
-        before = starts - 1  # what was one stretch goes on
-        before[np.searchsorted(starts, start)] = last
+        before, first = starts - 1, np.full(len(starts), -1)  # what was one stretch goes on
+        where = np.searchsorted(starts, start)
+        before[where], first[where] = last, since
         parent = _stretch_of(before, end)
-        depths: list[int] = []
-        for above in parent.tolist():
-            depths.append(0 if above < 0 else depths[above] + int(end[above] - starts[above]))
-        return Tree(starts, end, np.array(depths, np.int64), parent)
+        return Tree(starts, end, _depths(starts, end, parent, first), parent, first)
+
+
+def _depths(start: Ints, end: Ints, parent: Ints, since: Ints) -> Ints:
+    """Return how many tokens the longest path in front of each stretch has."""
+    depths, ends, joins = list[int](), list[int](), dict[int, int]()
+    firsts = np.searchsorted(start, since).tolist()
+    lengths, parents, begins = (end - start).tolist(), parent.tolist(), since.tolist()
+    for index, (length, above, begin) in enumerate(zip(lengths, parents, begins, strict=True)):
+        depth = 0 if above < 0 else ends[above]
+        if begin >= 0:
+            # a join before this one stands behind all that is in front of it
+            depth = max([depth, *ends[joins.get(begin, firsts[index]) : index]])
+            joins[begin] = index
+        depths.append(depth)
+        ends.append(depth + length)
+    return np.array(depths, np.int64)
 
 
 def _stretch_of(last: Ints, end: Ints) -> Ints:

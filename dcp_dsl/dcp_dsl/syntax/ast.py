@@ -206,7 +206,7 @@ class Leaf(Node):
     """``name[length]``, ``name[column]*`` or ``name[..]`` (the rest: `length` is None).
 
     `is_branch`: ``branch name[column]*``; `parents`: the column behind ``from``, of branches, or of
-    tokens if `is_forked` (``from token``).
+    tokens if `is_forked` (``from token``); `is_join`: ``join name[column]``.
     """
 
     name: Ident | None
@@ -215,6 +215,7 @@ class Leaf(Node):
     is_branch: bool = False
     parents: Name | None = None
     is_forked: bool = False
+    is_join: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,7 @@ class Group(Node):
     is_branch: bool = False
     parents: Name | None = None
     is_forked: bool = False
+    is_join: bool = False
 
 
 @dataclass(frozen=True, slots=True)

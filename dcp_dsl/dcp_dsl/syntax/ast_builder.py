@@ -175,10 +175,11 @@ def _part(make: Callable[..., ast.Node], read: Callable[[Built], Built]) -> Buil
     """Return the rule of a part of a layout, whose content is read in a way of its own."""
 
     def build(children: Sequence[Built], span: Span) -> ast.Node:
-        branch, name, content, star, token, column = children
+        word, name, content, star, token, column = children
+        kind = None if word is None else word.type
         parents = None if column is None else ast.Name(_ident(column).text, span=column.span)
-        own = _ident(name), read(content), star is not None, branch is not None, parents
-        return make(*own, token is not None, span=span)
+        own = _ident(name), read(content), star is not None, kind == "BRANCH", parents
+        return make(*own, token is not None, kind == "JOIN", span=span)
 
     return build
 

@@ -166,7 +166,10 @@ def _leaks_between_branches(mask: Mask) -> Finder:
         paths = token_paths(mask, sample)
         if paths is not None:
             passed = np.eye(len(seen), dtype=np.bool_)  # by a path on its way to a token
-            for token, before in enumerate(paths.previous.tolist()):
+            joins = {token: (first, before) for token, first, before in paths.joins.tolist()}
+            for token, previous in enumerate(paths.previous.tolist()):
+                first, before = joins.get(token, (token, previous))
+                passed[token, first:token] = True
                 if before >= 0:
                     passed[token] |= passed[before]
             # No path parts from another one in between.

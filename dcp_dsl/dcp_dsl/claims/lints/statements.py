@@ -5,6 +5,7 @@ from dcp_dsl.claims.defaults import misfits
 from dcp_dsl.claims.lints.subject import used_masks
 from dcp_dsl.claims.testing import Testing
 from dcp_dsl.core.mask import HeadError, build_stack, read_mask
+from dcp_dsl.elaboration.programs import has_branches
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.trees import LayoutParts, mentioned_names, unparse, walk_parts
 
@@ -34,10 +35,23 @@ def _lone_branches(statement: ast.Segment, testing: Testing) -> None:
         return
     parts = statement.source.parts
     for part, path, _, _ in walk_parts(parts):
+        if part.is_join and not has_branches(ast.Layout(_before(parts, path))):
+            message = "this joins nothing: no part in front of it branches"
+            hint = "put `branch` before what repeats in front of it, or leave `join` out"
+            testing.report("W215", message, part.span, hint)
         if part.is_branch and not _has_beside(parts, path):
             message = "nothing branches here: no other part continues from the same place"
             hint = "repeat the part, as `branch answer[lens]*`, or put `branch` before what repeats"
             testing.report("W215", message, part.span, hint)
+
+
+def _before(parts: LayoutParts, path: tuple[int, ...]) -> LayoutParts:
+    """Return the parts in front of the one at a path, among those around it."""
+    for index in path[:-1]:
+        part = parts[index]
+        assert isinstance(part, ast.Group), "a path ends at a leaf"
+        parts = part.parts
+    return parts[: path[-1]]
 
 
 def _has_beside(parts: LayoutParts, path: tuple[int, ...]) -> bool:
