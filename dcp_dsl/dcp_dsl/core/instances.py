@@ -296,25 +296,23 @@ class Tree:
         start, end: int64 ``[P]``, tokens; the stretches fill the sample and none is empty.
         depth: int64 ``[P]``, tokens of the path in front of each.
         parent: int64 ``[P]``, the stretch that each goes on from, an earlier one; -1 for a root.
-        since: int64 ``[P]``, the first token that it joins: it goes on from all from there on, too,
-            and `parent` is what these go on from; -1 for stretches that join nothing.
+        join, since, until: int64 ``[J]``, a stretch goes on from all tokens of ``[since, until)``,
+            too; its parent is what these go on from. A stretch may do so several times.
     """
 
     start: Ints
     end: Ints
     depth: Ints
     parent: Ints
+    join: Ints
     since: Ints
+    until: Ints
 
     @cached_property
-    def joins(self) -> Ints:
-        """Return the stretches that join others, int64 ``[J]``."""
-        return np.flatnonzero(self.since >= 0)
-
-    @cached_property
-    def joined(self) -> tuple[Ints, Ints]:
-        """Return the first and the last but one of the stretches that each of `joins` joins."""
-        return np.searchsorted(self.start, self.since[self.joins]), self.joins
+    def joined(self) -> list[tuple[int, int, int]]:
+        """Return each stretch that joins others, with the first of these and the one behind."""
+        first, stop = (np.searchsorted(self.start, at) for at in (self.since, self.until))
+        return list(zip(self.join.tolist(), first.tolist(), stop.tolist(), strict=True))
 
     @cached_property
     def sizes(self) -> Ints:
@@ -325,7 +323,7 @@ class Tree:
     def paths(self) -> Ints:
         """Ends of paths to which each stretch leads, int64 ``[P]``."""
         found = self._added_up(self.is_leaf.astype(np.int64))
-        for join, first, stop in zip(self.joins, *self.joined, strict=True):
+        for join, first, stop in self.joined:
             found[first:stop] += found[join]  # what is joined leads nowhere else
         return found
 
@@ -334,7 +332,7 @@ class Tree:
         """True for stretches without a successor, ``[P]``."""
         is_leaf = np.ones(len(self.start), np.bool_)
         is_leaf[self.parent[self.parent >= 0]] = False
-        for first, stop in zip(*self.joined, strict=True):
+        for _, first, stop in self.joined:
             is_leaf[first:stop] = False
         return is_leaf
 
@@ -398,12 +396,12 @@ class Tree:
 class Trunk:
     """A place on a path: the token before it (-1: none), and the tokens of the path up to it.
 
-    Where a join begins, `since` is the first token that it joins, and `last` is before all of them.
+    Where a join begins, `joined` are the runs of tokens that it joins, and `last` is before them.
     """
 
     last: int = -1
     depth: int = 0
-    since: int = -1
+    joined: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -413,19 +411,21 @@ class TreeBuilder:
     Attributes:
         trunk: where the next part of the layout goes on.
         cuts: borders behind tokens at which branches fork; they may lie inside a stretch.
+        joined: first tokens of stretches, each with a run of tokens that it joins.
         grown: the last stretches, as plain integers: arrays of one number cost ten times as much.
     """
 
     trunk: Trunk = Trunk()
     cuts: list[int] = field(default_factory=list)
-    grown: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    grown: list[tuple[int, int, int, int]] = field(default_factory=list)
     columns: list[tuple[Ints, ...]] = field(default_factory=list)
+    joined: list[tuple[int, int, int]] = field(default_factory=list)
 
     def grow(self, start: int, end: int) -> None:
         """Let the trunk go on over some tokens."""
         if end > start:
-            trunk = self.trunk
-            self.grown.append((start, end, trunk.depth, trunk.last, trunk.since))
+            self.grown.append((start, end, self.trunk.depth, self.trunk.last))
+            self.joined += [(start, *run) for run in self.trunk.joined]
             self.trunk = Trunk(end - 1, self.trunk.depth + end - start)
 
     def fork_behind(self, token: int) -> None:
@@ -436,8 +436,7 @@ class TreeBuilder:
     def join(self, base: Trunk, begin: int, at: int) -> None:
         """Let the trunk go on from all tokens of ``[begin, at)``, which go on from a base."""
         if begin < at:
-            since = begin if base.since < 0 else base.since
-            self.trunk = Trunk(base.last, base.depth, since)
+            self.trunk = Trunk(base.last, base.depth, (*base.joined, (begin, at)))
 
     def fork(self, bounds: Ints) -> None:
         """Let stretches go on from the trunk side by side; ``[R + 1]`` borders between them."""
@@ -445,8 +444,9 @@ class TreeBuilder:
         start, end = bounds[:-1], bounds[1:]
         has_tokens = end > start
         start, end = start[has_tokens], end[has_tokens]
-        base = self.trunk.depth, self.trunk.last, self.trunk.since
-        self.columns.append((start, end, *(np.full(len(start), value) for value in base)))
+        base = np.full(len(start), self.trunk.depth), np.full(len(start), self.trunk.last)
+        self.columns.append((start, end, *base))
+        self.joined += [(at, *run) for run in self.trunk.joined for at in start.tolist()]
 
     def _settle(self) -> None:
         if self.grown:
@@ -457,33 +457,34 @@ class TreeBuilder:
         """Return the tree."""
         self._settle()
         none = np.empty(0, np.int64)
-        columns = zip(*(self.columns or [(none,) * 5]), strict=True)
-        start, end, depth, last, since = (np.concatenate(group) for group in columns)
-        if not self.cuts and (since < 0).all():
-            return Tree(start, end, depth, _stretch_of(last, end), since)
-        # a token that a join begins with may lie inside a stretch, as behind an empty join
-        inside = np.setdiff1d(
-            np.concatenate([np.array(self.cuts, np.int64), since[since > 0]]), end
-        )
+        columns = zip(*(self.columns or [(none,) * 4]), strict=True)
+        start, end, depth, last = (np.concatenate(group) for group in columns)
+        if not self.cuts and not self.joined:
+            return Tree(start, end, depth, _stretch_of(last, end), none, none, none)
+        at, since, until = np.array(self.joined, np.int64).reshape(-1, 3).T
+        inside = np.setdiff1d(np.concatenate([np.array(self.cuts, np.int64), since]), [0, *end])
         starts, end = np.union1d(start, inside), np.union1d(end, inside)
-        before, first = starts - 1, np.full(len(starts), -1)  # what was one stretch goes on
-        where = np.searchsorted(starts, start)
-        before[where], first[where] = last, since
-        parent = _stretch_of(before, end)
-        return Tree(starts, end, _depths(starts, end, parent, first), parent, first)
+        before = starts - 1  # what was one stretch goes on
+        before[np.searchsorted(starts, start)] = last
+        parent, join = _stretch_of(before, end), np.searchsorted(starts, at)
+        tree = Tree(starts, end, starts, parent, join, since, until)
+        return replace(tree, depth=_depths(tree))
 
 
-def _depths(start: Ints, end: Ints, parent: Ints, since: Ints) -> Ints:
+def _depths(tree: Tree) -> Ints:
     """Return how many tokens the longest path in front of each stretch has."""
-    depths, ends, joins = list[int](), list[int](), dict[int, int]()
-    firsts = np.searchsorted(start, since).tolist()
-    lengths, parents, begins = (end - start).tolist(), parent.tolist(), since.tolist()
-    for index, (length, above, begin) in enumerate(zip(lengths, parents, begins, strict=True)):
+    joined: dict[int, list[tuple[int, int]]] = {}
+    for join, first, stop in tree.joined:
+        joined.setdefault(join, []).append((first, stop))
+    known: dict[int, tuple[int, int]] = {}  # by the first one: the stretch behind, longest path
+    depths, ends = list[int](), list[int]()
+    lengths = (tree.end - tree.start).tolist()
+    for index, (length, above) in enumerate(zip(lengths, tree.parent.tolist(), strict=True)):
         depth = 0 if above < 0 else ends[above]
-        if begin >= 0:
-            # a join before this one stands behind all that is in front of it
-            depth = max([depth, *ends[joins.get(begin, firsts[index]) : index]])
-            joins[begin] = index
+        for first, stop in joined.get(index, ()):
+            seen, longest = known.get(first, (first, 0))
+            known[first] = max(seen, stop), max([longest, *ends[seen:stop]])
+            depth = max(depth, known[first][1])
         depths.append(depth)
         ends.append(depth + length)
     return np.array(depths, np.int64)

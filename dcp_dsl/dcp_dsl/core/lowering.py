@@ -137,7 +137,7 @@ class Lowering:
                     in_order = np.array_equal(tree.ranks, tree.start)
                     return self.along(tree) if in_order else self.along_each(tree)
                 except TooManyPieces:
-                    if len(tree.joins):
+                    if len(tree.join):
                         raise
                     return self.mask(node.by_rank())
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
@@ -326,10 +326,8 @@ class Lowering:
             own = (start, end, start, start + 1, flat, rising)
             below = (end, last, start, end, flat, flat)
             columns = tuple(np.concatenate(pair) for pair in zip(own, below, strict=True))
-        joins = tree.joins
-        return self.of_paths(
-            columns, (start[joins], last[joins]), (tree.since[joins], start[joins])
-        )
+        rows = start[tree.join], last[tree.join]
+        return self.of_paths(columns, rows, (tree.since, tree.until))
 
     def of_paths(
         self, columns: tuple[Ints, ...], rows: tuple[Ints, Ints], keys: tuple[Ints, Ints]
@@ -347,9 +345,12 @@ class Lowering:
         """Return the same pairs in a tree written in any order: a rectangle for each ancestor."""
         own, above = tree.ancestors(self.max_jobs)
         # a join, and all that goes on from it, sees what it joins
-        is_join = tree.since[above] >= 0
-        below, join = (np.append(tree.joins, each[is_join]) for each in (own, above))
-        rows, keys = (tree.start[below], tree.end[below]), (tree.since[join], tree.start[join])
+        order = np.argsort(tree.join, kind="stable")
+        below, join = (np.append(np.unique(tree.join), each) for each in (own, above))
+        low, high = (np.searchsorted(tree.join[order], join, side) for side in ("left", "right"))
+        which, at = expand(low, high - low)
+        rows = tree.start[below[which]], tree.end[below[which]]
+        keys = tree.since[order[at]], tree.until[order[at]]
         ones = np.ones(len(tree.start), np.int64)
         triangles = tree.start, tree.end, tree.start, tree.start + 1, 0 * ones, ones
         if self.is_transposed:

@@ -91,8 +91,8 @@ class TokenPaths(Record):
         position: int64 ``[n]``, tokens before it on its path, the longest of those that it joins.
         previous: int64 ``[n]``, the token right before it on its path, which predicts it; -1 for
             the first token of a path, and the first behind a join, which nothing predicts.
-        joins: int64 ``[J, 3]``, for each first token behind a join: this token, the first token
-            that it joins, and the token that these go on from, or -1.
+        joins: int64 ``[J, 4]``, for each first token behind a join: this token, the run of tokens
+            that it joins, half-open, and the token that these go on from, or -1.
         num_paths: int64 ``[n]``, paths that it lies on: written as separate sequences, one per
             path, a training run would see it as often.
         ends: int64 ``[P]``, last token of each path; it predicts nothing, or an end token.
@@ -100,7 +100,7 @@ class TokenPaths(Record):
 
     position: Annotated[Ints, "n"]
     previous: Annotated[Ints, "n"]
-    joins: Annotated[Ints, "J", 3]
+    joins: Annotated[Ints, "J", 4]
     num_paths: Annotated[Ints, "n"]
     ends: Annotated[Ints, "P"]
 
@@ -111,17 +111,19 @@ class TokenPaths(Record):
         gaps and repeats there. O(tokens of all paths together).
         """
         found, previous = [], self.previous.tolist()
-        joins = {token: (first, before) for token, first, before in self.joins.tolist()}
+        joins: dict[int, list[list[int]]] = {}
+        for token, *runs in self.joins.tolist():
+            joins.setdefault(token, []).append(runs)
         for end in self.ends.tolist():
             at, tokens = end, []
             while at >= 0:
                 tokens.append(at)
                 before = previous[at]
-                if at in joins:
-                    first, before = joins[at]
-                    tokens += range(at - 1, first - 1, -1)
+                for since, until, base in joins.get(at, ()):
+                    tokens += range(since, until)
+                    before = base
                 at = before
-            found.append(np.array(tokens[::-1], np.int64))
+            found.append(np.sort(np.array(tokens, np.int64)))
         return found
 
 
@@ -164,10 +166,11 @@ def token_paths(mask: Mask, sample: Sample) -> TokenPaths | None:
     # Inside a stretch the token before is the previous one. The first token of a stretch follows
     # the last one of its parent; the parent -1 of roots reads the last stretch, which is dropped.
     before = np.where(parents < 0, -1, tree.end[parents] - 1)
-    previous[tree.start] = np.where(tree.since < 0, before, -1)
-    firsts = tree.start, tree.since, before
+    previous[tree.start] = before
+    previous[tree.start[tree.join]] = -1
+    joins = tree.start[tree.join], tree.since, tree.until, before[tree.join]
     return TokenPaths(
         position=tree.per_token(tree.depth, 1), previous=previous,
-        joins=np.column_stack([column[tree.joins] for column in firsts]),
+        joins=np.column_stack(joins),
         num_paths=tree.per_token(tree.paths, 0), ends=tree.end[tree.is_leaf] - 1,
     )  # fmt: skip

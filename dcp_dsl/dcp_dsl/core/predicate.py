@@ -110,7 +110,7 @@ class Predicate:
 
     def _along(self, node: nodes.Along) -> Decide:
         """Return a function that decides whether a key is on the path of a query."""
-        if not len(self.frame.tree(node.layout).joins):
+        if not len(self.frame.tree(node.layout).join):
             return self.mask(node.by_rank())
         found = self.lowering.mask(node)  # what joins see is no range of ranks
         assert isinstance(found, Region), "paths are runs of keys on each row"

@@ -166,12 +166,12 @@ def _leaks_between_branches(mask: Mask) -> Finder:
         paths = token_paths(mask, sample)
         if paths is not None:
             passed = np.eye(len(seen), dtype=np.bool_)  # by a path on its way to a token
-            joins = {token: (first, before) for token, first, before in paths.joins.tolist()}
-            for token, previous in enumerate(paths.previous.tolist()):
-                first, before = joins.get(token, (token, previous))
-                passed[token, first:token] = True
-                if before >= 0:
-                    passed[token] |= passed[before]
+            before = paths.previous.copy()
+            for token, since, until, last in paths.joins.tolist():
+                passed[token, since:until], before[token] = True, last
+            for token, last in enumerate(before.tolist()):
+                if last >= 0:
+                    passed[token] |= passed[last]
             # No path parts from another one in between.
             seen = seen & ~(passed.T & (paths.num_paths[:, None] == paths.num_paths))
         return first_wrong_pair(seen, sample)
