@@ -82,6 +82,15 @@ def test_it_is_the_default_and_its_plans_hold(packed):
     assert plan.partitioner == "portfolio"
 
 
+def test_a_huge_batch_takes_the_quick_search_alone(packed, monkeypatch):
+    searched = PlanConfig("native", budget="fast")
+    quick = digest(build_plan(packed, ModelShape(), Cluster(2, 2), searched))
+    monkeypatch.setattr(partitioners, "MOST_JUDGED", 1)
+    monkeypatch.setattr(partitioners, "fastest", lambda *_: pytest.fail("candidates were judged"))
+    plan = build_plan(packed, ModelShape(), Cluster(2, 2))
+    assert digest(replace(plan, partitioner="native")) == quick
+
+
 def test_a_layout_above_the_token_cap_is_not_taken(masks):
     # Two long documents and dust: whole documents would be level in compute, not in tokens.
     sparsity = masks.pack([masks.causal(64), masks.causal(64), *[masks.causal(4)] * 40], 4)
