@@ -205,7 +205,8 @@ def balanced_order(
 
 def _order_of(seen: Bools, num_ranks: int, tolerance: float) -> Ints:
     """Return blocks in the order of their ranks; `seen` says for each mask which it computes."""
-    rank = deal_blocks(seen.sum(2, dtype=np.float64), seen.any(0), num_ranks, tolerance)
+    work, sees = seen.sum(2, dtype=np.float64), np.asarray(seen.any(0))
+    rank = deal_blocks(work, sees, num_ranks, tolerance)
     return np.argsort(rank, kind="stable")
 
 
