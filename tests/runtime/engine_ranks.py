@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import areal_stand_in
@@ -45,7 +46,7 @@ def drawn(seed, lengths):
 def rollout_loss(logprobs, mb_input):
     """Return a loss of whole sequences, without the last token, whose target is rolled in."""
     borders = mb_input["cu_seqlens"].tolist()
-    parts = [logprobs[a : b - 1] for a, b in zip(borders, borders[1:], strict=False)]
+    parts = [logprobs[a : b - 1] for a, b in pairwise(borders)]
     return torch.stack([-own.mean().exp() * (at + 0.5) for at, own in enumerate(parts)]).sum()
 
 

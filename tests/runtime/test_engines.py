@@ -1,4 +1,4 @@
-"""Hooks of AReaL, torchtitan and Megatron's packing: maps and gradients are those of one process."""
+"""Hooks of AReaL, torchtitan and Megatron's packing have the gradients of one process."""
 
 from pathlib import Path
 
