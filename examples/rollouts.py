@@ -36,7 +36,7 @@ from dcp_runtime import (
     group_rows,
 )
 
-MASK = Spec.from_text("mask tree = prompt_tree").mask("tree")
+MASK = Spec.from_text("mask tree = rollout_tree").mask("tree")
 TASKS, RUNS, TURNS, LONGEST, BUDGET = 3, 6, 4, 40, 2048
 
 

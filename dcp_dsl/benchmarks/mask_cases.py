@@ -59,8 +59,8 @@ def _library() -> tuple[Case, ...]:
         "blockwise_dcp", "chunked(512)", "demonstrations", "dilated(4k, 2)", "document_full",
         "document_streaming", "dpo", "eviction", "fa_window", "fixed", "forks", "full", "local(1k)",
         "longformer(256, 16)", "moba", "modality", "natten(512, 256, 6)", "natten(64, 2048, 6)",
-        "prefix_lm", "prefix_lm_packed", "prompt_tree", "qk_sparse", "rag", "shared_prefix",
-        "sta(64, 8, 256, 1)", "strided", "svg_spatial", "tree",
+        "prefix_lm", "prefix_lm_packed", "prompt_tree", "qk_sparse", "rag", "rollout_tree",
+        "shared_prefix", "sta(64, 8, 256, 1)", "strided", "svg_spatial", "tree",
     )  # fmt: skip
     return (
         *(Case(call, call, QUICK_MS) for call in quick),
@@ -150,6 +150,23 @@ def _parents(size: int) -> "Draw":
     return lambda n, rng: [int(rng.integers(max(-1, i - 20), i)) if i else -1 for i in range(size)]
 
 
+def _forks(size: int) -> "Draw":
+    """Return forks of equal branches, each a token of one of the 20 before."""
+
+    def draw(n: int, rng: np.random.Generator) -> list[int]:
+        starts = _even(n, size)[0]
+        return [int(rng.integers(starts[max(0, i - 20)], at)) if i else -1 for i, at in
+                enumerate(starts)]  # fmt: skip
+
+    return draw
+
+
+def _even(tokens: int, parts: int) -> tuple[list[int], list[int]]:
+    """Cut a length evenly; return where the parts start, and their lengths."""
+    borders = np.linspace(0, tokens, parts + 1).astype(int)
+    return borders[:-1].tolist(), np.diff(borders).tolist()
+
+
 Draw = Callable[[int, np.random.Generator], Any]  # Any: integers and lists of them
 _DRAW: dict[str, Draw] = {
     "doc_lens": lambda n, rng: _cut(n, 10_000 if n == VERY_LONG else 200, rng),
@@ -187,5 +204,8 @@ _DRAW_FOR: dict[str, dict[str, Draw]] = {
     },
     "prompt_tree": {
         "node_lens": lambda n, rng: _cut(n, 1000, rng), "node_parents": _parents(1000),
+    },
+    "rollout_tree": {
+        "branch_lens": lambda n, rng: _even(n, 1000)[1], "branch_forks": _forks(1000),
     },
 }  # fmt: skip

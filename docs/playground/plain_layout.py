@@ -71,11 +71,15 @@ class Instance:
 class Layout:
     """Lay the parts of a layout out one behind the other; `found` has the instances by name."""
 
+    is_draft = False  # the rest has no tokens yet, so that tokens are not those of the sample
+
     def __init__(
         self, parts: list[Node], name: str, columns: dict[str, Any], n: int | None
     ) -> None:
         self.columns, self.n, self.top, self.parts = columns, n, name, parts
+        self.is_draft = n is not None and has_rest(parts)
         self.lay_out(rest=0)
+        self.is_draft = False
         if n is None:  # its columns alone say how long it is
             return
         if has_rest(parts):
@@ -95,6 +99,7 @@ class Layout:
 
     def walk(self, parts: list[Node], path: tuple[int, ...], within: Any, parent: Any) -> None:
         """Place parts and their repetitions, at `path` among those of the groups around them."""
+        begin = self.at
         for part in parts:
             paths = [(*path, i) for i in range(self.repeats(part, path))] if part[3] else [path]
             forks = self.element(part[5], path) if part[5] else [-1] * len(paths)
@@ -102,7 +107,9 @@ class Layout:
                 raise Refused("as many parents as branches")
             here, ends = self.place_on_path, []
             for inner, fork in zip(paths, forks, strict=True):
-                if part[4]:
+                if part[6]:
+                    self.place_on_path = here if fork == -1 else self.path_to(fork, begin)
+                elif part[4]:
                     if not -1 <= fork < len(ends):
                         raise Refused("a parent comes before its branches")
                     self.place_on_path = here if fork == -1 else ends[fork]
@@ -110,6 +117,14 @@ class Layout:
                 ends.append(self.place_on_path)
             if part[4]:
                 self.place_on_path = here
+
+    def path_to(self, token: int, begin: int) -> list[int]:
+        """Return the path of an earlier token of the same repetition of the group."""
+        if self.is_draft:
+            return []
+        if not begin <= token < self.at:
+            raise Refused("a branch goes on from an earlier token")
+        return self.paths[token]
 
     def place(self, part: Node, path: tuple[int, ...], within: Any, parent: Any) -> None:
         """Place one part: its instance, then what is inside."""

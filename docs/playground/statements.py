@@ -54,7 +54,8 @@ def _part(part: ast.Leaf | ast.Group, names: list[str]) -> tuple[Any, ...]:
     """Return a part of a layout as `plain_layout` reads it, and note its names."""
     name = part.name.text if part.name else None
     names += [name] if name else []
-    rest = part.is_repeated, part.is_branch, part.parents and part.parents.text
+    parents = part.parents and part.parents.text
+    rest = part.is_repeated, part.is_branch, parents, part.is_forked
     if isinstance(part, ast.Group):
         return ("group", name, [_part(inner, names) for inner in part.parts], *rest)
     return ("leaf", name, part.length and _length(part.length), *rest)

@@ -47,7 +47,7 @@ WORDS: tuple[Word, ...] = (
          "an example for pictures and checks"),
     Word("check", "statement", "check A implies B on SAMPLE", "a claim that `dcpm check` tests"),
     Word("from", "clause", 'import a from "file.dcpm"',
-         "the file of an import; the column with the parents of branches"),
+         "the file of an import; the column with what branches go on from: branches, or tokens"),
     Word("branch", "clause", "question[question_len] branch answer[answer_lens]*",
          "parts that each go on from the same place of the layout"),
     Word("as", "clause", "ids(column) as a, b", "names of the segments that ids number"),

@@ -8,6 +8,7 @@ from .model.cuts import cut_blocks, cut_stack
 from .model.problem import Direction
 from .plan.block_size import fastest_block_size
 from .plan.build import build_front, build_plan, build_stack
+from .plan.export import export_plan
 from .plan.file import read_meta, read_plan, write_plan
 from .plan.validation import validate
 from .search.partitioners import PARTITIONERS, static_layouts
@@ -41,6 +42,7 @@ __all__ = [
     "cut_blocks",
     "cut_stack",
     "digest",
+    "export_plan",
     "fastest_block_size",
     "find_cluster",
     "measure",

@@ -136,13 +136,13 @@ def step_seconds(tokens: list[int], pairs: list[int]) -> float:
 
 def pairs_of(row: Any) -> int:  # Any: a row of a data set
     """Count the pairs of a tree under `paths`."""
-    ends: list[int] = []
-    pairs = 0
-    for length, parent in zip(row["node_lens"].tolist(), row["node_parents"].tolist(), strict=True):
-        begin = ends[parent] if parent >= 0 else 0
-        ends.append(begin + length)
-        pairs += (ends[-1] * (ends[-1] + 1) - begin * (begin + 1)) // 2
-    return pairs
+    depth = np.zeros(len(row["tokens"]), np.int64)
+    at = 0
+    for length, fork in zip(row["branch_lens"].tolist(), row["branch_forks"].tolist(), strict=True):
+        first = depth[fork] + 1 if fork >= 0 else 0
+        depth[at : at + length] = np.arange(first, first + length)
+        at += length
+    return int((depth + 1).sum())
 
 
 def cpu_seconds(task: Any, *arguments: Any) -> float:  # Any: a function and what it takes

@@ -412,7 +412,7 @@ def trees(
     """Find the prefixes that rollouts in DATA share, and store each once.
 
     DATA is a file or folder of .parquet or .jsonl, a rollout in each row. Says what trees save;
-    --out writes them, rows for the mask `prompt_tree` and for `DCPDataloader`.
+    --out writes them, rows for the mask `rollout_tree` and for `DCPDataloader`.
     """
     from dcp_dsl import read_dataset
     from dcp_runtime.data.trees import check_name, group_rows, write_trees

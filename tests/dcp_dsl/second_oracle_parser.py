@@ -176,8 +176,10 @@ class Parser:
                 self.take("]")
             kind = "group" if isinstance(inside, list) else "leaf"
             is_repeated = bool(self.accept("*"))
-            parents = self.column() if self.accept("from") else None
-            parts.append((kind, name, inside, is_repeated, is_branch, parents))
+            is_from = bool(self.accept("from"))
+            is_forked = is_from and bool(self.accept("token"))
+            parents = self.column() if is_from else None
+            parts.append((kind, name, inside, is_repeated, is_branch, parents, is_forked))
         return parts
 
     def every(self) -> Node:

@@ -28,10 +28,12 @@ class Part:
     is_rest: bool = False
     is_branch: bool = False
     parents: str | None = None
+    is_forked: bool = False
 
     def text(self) -> str:
         star = "*" if self.is_repeated else ""
-        star += f" from {self.parents}" if self.parents else ""
+        token = "token " if self.is_forked else ""
+        star += f" from {token}{self.parents}" if self.parents else ""
         name = ("branch " if self.is_branch else "") + (self.name or "")
         if self.inner:
             return f"{name}({' '.join(part.text() for part in self.inner)}){star}"
@@ -46,20 +48,32 @@ class Part:
         own = [name for name in (self.column, self.parents) if name]
         return [c for part in self.inner for c in part.columns()] + own
 
-    def fill(self, rng: Random) -> tuple[Columns, int]:
-        """Draw the columns of this part, and how many tokens they make."""
+    def fill(self, rng: Random, begin: int, at: int) -> tuple[Columns, int]:
+        """Draw the columns of this part at `at`, and how many tokens they make.
+
+        The repetition around it begins at `begin`.
+        """
         if not self.is_repeated:
-            return self.fill_once(rng)
-        rounds = [self.fill_once(rng) for _ in range(rng.choice([0, 1, 1, 2, 2, 3]))]
+            return self.fill_once(rng, at)
+        rounds: list[tuple[Columns, int]] = []
+        starts = []
+        for _ in range(rng.choice([0, 1, 1, 2, 2, 3])):
+            starts.append(at + sum(length for _, length in rounds))
+            rounds.append(self.fill_once(rng, starts[-1]))
         names = [name for name in self.columns() if name != self.parents]
         columns: Columns = {name: [each[name] for each, _ in rounds] for name in names}
         if self.parents:
-            columns[self.parents] = [rng.randint(-1, i - 1) for i in range(len(rounds))]
+            columns[self.parents] = [
+                rng.choice([-1, *range(begin, start)] if self.is_forked else range(-1, i))
+                for i, start in enumerate(starts)
+            ]
         return columns, sum(length for _, length in rounds)
 
-    def fill_once(self, rng: Random) -> tuple[Columns, int]:
+    def fill_once(self, rng: Random, at: int) -> tuple[Columns, int]:
         if self.inner:
-            drawn = [part.fill(rng) for part in self.inner]
+            drawn: list[tuple[Columns, int]] = []
+            for part in self.inner:
+                drawn.append(part.fill(rng, at, at + sum(length for _, length in drawn)))
             columns = {name: value for each, _ in drawn for name, value in each.items()}
             return columns, sum(length for _, length in drawn)
         value = rng.choice([0, 0, 1, 1, 2, 3, 4]) if self.column or self.is_rest else 0
@@ -254,6 +268,7 @@ class Text:
         part.is_branch = self.chance(30)
         if part.is_branch and part.is_repeated and self.chance(50):
             part.parents = self.new_name("from")
+            part.is_forked = self.chance(50)
             if not part.inner and self.chance(20):
                 part.column, part.extra = None, self.rng.randint(0, 2)
         return part
@@ -336,8 +351,7 @@ class Text:
         if not self.layout:
             return {}, self.rng.choice([1, 1, 2, 5, 8, 11])
         for _ in range(20):
-            drawn = [part.fill(self.rng) for part in self.layout]
-            length = sum(count for _, count in drawn)
+            values, length = Part(None, is_repeated=False, inner=self.layout).fill(self.rng, 0, 0)
             if length <= LIMIT and (length or self.chance(10)):
                 break
-        return {name: value for each, _ in drawn for name, value in each.items()}, length
+        return values, length

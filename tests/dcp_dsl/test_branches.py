@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from dcp_dsl import DatasetError, Sample, Spec, check, check_report, dense_mask, token_paths
+from dcp_dsl.language_server import complete_at
+from dcp_dsl.syntax.source import format_source
 
 GROUPS = """
 segment batch = branch group(prompt[prompt_lens] branch rollout[rollout_lens]*)*
@@ -20,6 +22,12 @@ mask own = paths
 mask near(w: tokens = 3) = paths and q.path - k.path < w
 mask sinks = paths and (k.path < 2 or q.path - k.path < 2)
 """
+FORKS = """
+segment tree = root[root_len] branch node[node_lens]* from token forks
+mask own = paths
+mask near(w: tokens = 3) = paths and q.path - k.path < w
+mask sinks = paths and (k.path < 2 or q.path - k.path < 2)
+"""
 PLAIN = "mask own = causal  mask near(w: tokens = 3) = sliding(w)  mask sinks = streaming(2, 2)"
 
 
@@ -28,6 +36,12 @@ def a_tree(rng):
     parents = [rng.randint(-1, i - 1) for i in range(6)]
     root = rng.randint(0, 3)
     return Sample({"root_len": root, "node_lens": lens, "parents": parents}, root + sum(lens))
+
+
+def a_tree_of_tokens(rng):
+    lens, root = [rng.randint(0, 3) for _ in range(6)], rng.randint(0, 3)
+    forks = [rng.randint(-1, root + sum(lens[:i]) - 1) for i in range(6)]
+    return Sample({"root_len": root, "node_lens": lens, "forks": forks}, root + sum(lens))
 
 
 def some_groups(rng):
@@ -47,7 +61,15 @@ def separate_sequences(sample):
         return list(range(at - count, at))
 
     found = []
-    if "parents" in columns:
+    if "forks" in columns:
+        before = {-1: take(columns["root_len"])}  # up to each token, itself included
+        before |= {token: before[-1][: token + 1] for token in before[-1]}
+        found.append(before[-1])
+        for length, fork in zip(columns["node_lens"], columns["forks"], strict=True):
+            own = take(length)
+            before |= {token: before[fork] + own[: i + 1] for i, token in enumerate(own)}
+            found.append(before[fork] + own)
+    elif "parents" in columns:
         found.append(take(columns["root_len"]))
         nodes = []
         for length, parent in zip(columns["node_lens"], columns["parents"], strict=True):
@@ -60,7 +82,10 @@ def separate_sequences(sample):
     return [path for path in found if not any(o != path and o[: len(path)] == path for o in found)]
 
 
-@pytest.mark.parametrize(("text", "draw"), [(TREE, a_tree), (GROUPS, some_groups)])
+CASES = [(TREE, a_tree), (FORKS, a_tree_of_tokens), (GROUPS, some_groups)]
+
+
+@pytest.mark.parametrize(("text", "draw"), CASES)
 @pytest.mark.parametrize("mask", ["own", "near", "sinks"])
 def test_a_packed_sample_is_its_separate_sequences(text, draw, mask):
     rng, spec, plain = Random(3), Spec.from_text(text), Spec.from_text(PLAIN)
@@ -76,7 +101,7 @@ def test_a_packed_sample_is_its_separate_sequences(text, draw, mask):
         np.testing.assert_array_equal(packed, seen)  # and nothing crosses
 
 
-@pytest.mark.parametrize(("text", "draw"), [(TREE, a_tree), (GROUPS, some_groups)])
+@pytest.mark.parametrize(("text", "draw"), CASES)
 def test_positions_targets_and_weights_are_those_of_the_separate_sequences(text, draw):
     rng, mask = Random(4), Spec.from_text(text).mask("own")
     for _ in range(40):
@@ -128,6 +153,13 @@ def test_paths_inside_per_count_from_the_first_token_of_the_instance():
         (TREE, "near(len) equals own", "tested"),
         (TREE, "own equals causal and (k in root or same(node))", "failed"),
         (TREE, "own implies causal and (k in root or k in node)", "proved"),
+        (FORKS, "own equals paths", "proved"),
+        (FORKS, "near implies own", "proved"),
+        (FORKS, "own lookback", "proved"),
+        (FORKS, "own implies causal and (k in root or k in node)", "proved"),
+        (FORKS, "own equals causal and (k in root or same(node))", "failed"),
+        (FORKS, "k in root and causal implies own", "failed"),  # a fork may lie in the root
+        (FORKS, "same(node) and causal implies own", "proved"),
         (GROUPS, "own equals causal and same(group) and (k in prompt or same(rollout))", "proved"),
     ],
 )
@@ -152,6 +184,84 @@ def test_a_column_of_parents_that_is_none_is_refused(parents, said):
     mask = Spec.from_text(TREE).mask("own")
     with pytest.raises(DatasetError, match=said):
         mask.compile(Sample(columns, 3))
+
+
+@pytest.mark.parametrize(
+    ("forks", "said"),
+    [
+        ([0, 3], "column `forks`: branch 1 goes on from token 3; expected a token from 0 to 2, or"),
+        ([1, -1], "branch 0 goes on from token 1; expected a token from 0 to 0, or -1 for the"),
+        ([-2, -1], "branch 0 goes on from token -2"),
+        ([-1], "has 1 forks for 2 branches"),
+        ([[-1], [-1]], "to be a list of integers"),
+    ],
+)
+def test_a_column_of_forks_that_is_none_is_refused(forks, said):
+    mask = Spec.from_text(FORKS).mask("own")
+    with pytest.raises(DatasetError, match=said):
+        mask.compile(Sample({"root_len": 1, "node_lens": [2, 1], "forks": forks}, 4))
+    nothing = Sample({"root_len": 0, "node_lens": [1], "forks": [0]}, 1)
+    with pytest.raises(DatasetError, match="token 0; expected -1 for the place where the part"):
+        mask.compile(nothing)
+    mask.compile(Sample({"root_len": 1, "node_lens": [2, 1], "forks": [0, 2]}, 4))  # as it says
+
+
+def test_forks_in_groups_are_tokens_of_the_row_and_stay_in_the_group():
+    text = "segment a = head[..] branch grp(prompt[ps] branch run[ls]* from token forks)*"
+    mask = Spec.from_text(f"{text}  mask own = paths").mask("own")
+    columns = {"ps": [2, 1], "ls": [[2, 1], [2, 2]], "forks": [[-1, 2], [5 + 2, -1]]}
+    columns["forks"][1][0] = 7  # the prompt of the second group: tokens 1 + 5 to 6
+    with pytest.raises(DatasetError, match="token 7; expected a token from 6 to 6, or -1"):
+        mask.compile(Sample(columns, 11))
+    columns["forks"][1] = [6, 8]
+    found = token_paths(mask, Sample(columns, 11))
+    assert found.previous.tolist() == [-1, 0, 1, 2, 3, 2, 0, 6, 7, 8, 9]
+    columns["forks"][0][1] = 3
+    assert token_paths(mask, Sample(columns, 11)).previous.tolist()[5] == 3
+
+
+def test_forks_may_be_groups_and_lie_in_branches_of_others():
+    text = """segment run = branch turn(ask[asks] branch tool[tools]* reply[replies])* from token at
+    mask own = paths"""
+    columns = {"asks": [2, 1], "tools": [[1, 2], []], "replies": [1, 2], "at": [-1, 3]}
+    found = token_paths(Spec.from_text(text).mask("own"), Sample(columns, 9))
+    assert found.previous.tolist() == [-1, 0, 1, 1, 3, 1, 3, 6, 7]
+    assert found.position.tolist() == [0, 1, 2, 2, 3, 2, 3, 4, 5]
+
+
+def test_a_chain_of_forks_and_many_forks_of_one_branch():
+    mask, count = Spec.from_text(FORKS).mask("own"), 3000
+    chain = [-1, *(4 * i - 3 for i in range(1, count))]  # each leaves the one before in its middle
+    columns = {"root_len": 0, "node_lens": [4] * count, "forks": chain}
+    paths = token_paths(mask, Sample(columns, 4 * count))
+    assert paths.position[-1] == 2 * count + 1
+    assert len(paths.ends) == count
+
+
+def test_a_column_named_token_is_written_in_quotes():
+    (found,) = check("segment p = branch b[y]* from token")
+    assert 'one named `token` is written `from "token"`' in found.hint
+    assert not check('segment p = branch b[y]* from "token"  mask m = paths')
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("segment t = branch x[ls]* from ", {"token", "n", "forks"}),
+        ("segment t = branch x[ls]* from token ", {"n", "forks"}),
+        ("segment t = branch x[ls]* from token f branch ", {"every"}),
+    ],
+)
+def test_an_editor_proposes_columns_behind_from(text, wanted):
+    head = "segment s = branch y[n]* from token forks\n"
+    assert wanted <= {p.text for p in complete_at(head + text, len(head + text))}
+
+
+def test_a_column_of_forks_is_formatted_and_coloured_as_one_statement():
+    text = "segment  t = branch x[ls]*from   token\n f"
+    assert format_source(text) == "segment t = branch x[ls]* from token\n  f\n"
+    shown = "segment t = branch x[ls]* from token f\nmask m = paths\n"
+    assert format_source(shown) == shown
 
 
 def test_positions_of_two_layouts_with_branches_are_refused():
@@ -192,6 +302,23 @@ def test_a_tree_of_many_nodes_binds_in_depth_first_order():
 def test_masks_on_paths_are_proved_to_be_those_of_separate_sequences(mask, what, outcome):
     text = f"{TREE}segment mark = flags(marks)\n@partial mask m = {mask}"
     (verdict,) = (v for v in check_report(text).verdicts if v.what.startswith(f"mask m: {what}"))
+    assert verdict.outcome == outcome
+
+
+@pytest.mark.parametrize(
+    ("mask", "what", "outcome"),
+    [
+        ("paths and q.path - k.path < 3 and k in node", "every path sees", "proved"),
+        ("paths and q.node.pos > 1", "every path sees", "proved"),
+        ("paths and k.node.start > 2", "every path sees", "failed"),
+        ("paths and q.node.end - q < 3", "every path sees", "untested"),
+        ("paths and (q - k < 2 per node)", "nothing outside", "proved"),
+        ("paths and (len - q < 2 per node)", "nothing outside", "proved"),
+    ],
+)
+def test_facts_of_a_branch_that_forks_are_asked_as_a_path_has_them(mask, what, outcome):
+    report = check_report(f"{FORKS}@partial mask m = {mask}")
+    (verdict,) = (v for v in report.verdicts if v.what.startswith(f"mask m: {what}"))
     assert verdict.outcome == outcome
 
 
@@ -250,6 +377,8 @@ def test_a_branch_beside_which_nothing_stands_is_found(layout, is_empty):
          "@ahead(turn) mask a = paths or same(turn)", "proved"),
         ("prompt[n] branch node[lens]* from up",
          "@ahead(node) mask a = paths or same(node)", "proved"),
+        ("prompt[n] branch node[lens]* from token up",
+         "@ahead(node) mask a = paths or same(node)", "failed"),
         ("question[n] branch turn(user[us] branch think[ts] reply[rs])*",
          "@ahead(turn) mask a = paths or same(turn)", "failed"),
     ],

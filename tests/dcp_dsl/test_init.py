@@ -50,6 +50,12 @@ def write_rows(folder, *rows):
             'for "*" having pieces, up use prompt_tree with node_lens = pieces, node_parents = up',
         ),
         (
+            [{"pieces": [3, 1, 2], "at": [-1, 0, 0], "len": 6},
+             {"pieces": [3, 2], "at": [-1, 2], "len": 5}],
+            'for "*" having pieces, at use rollout_tree with branch_lens = pieces, '
+            "branch_forks = at",
+        ),
+        (
             [{"n": 2, "tries": [3, 1, 2], "up": [-1, 0, 0], "len": 8}],
             'for "*" having n, tries, up use forks(window = 1024M) with prompt_len = n, '
             "rollout_lens = tries, rollout_parents = up",

@@ -22,7 +22,7 @@ WANTED = {
     "shared_prefix", "grpo", "dpo", "rag", "multimodal", "multimodal_packed", "modality",
     "transfusion", "longformer",
     "block_diffusion", "natten", "sta", "tree", "eviction", "qk_sparse", "block_causal", "agent",
-    "svg_spatial", "prompt_tree", "forks", "moba", "cross", "flamingo", "prefill",
+    "svg_spatial", "prompt_tree", "rollout_tree", "forks", "moba", "cross", "flamingo", "prefill",
     "log_sparse", "nsa_compressed",
 }  # fmt: skip
 

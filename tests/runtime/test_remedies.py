@@ -887,9 +887,9 @@ OF_TREES = (
     "by_rollout: expected", "expected values that JSON can hold", "group_rows: expected",
     "by={} names the tokens, and row 0 has a column `tokens`", "which trees have: expected plain",
     "expected a name that ends in .parquet or .jsonl", "row {}: expected the columns of row 0",
-    "row {}: by= names `{}`: expected", "expected one value for each rollout in `rollout_nodes`",
+    "row {}: by= names `{}`: expected", "expected one value for each rollout in `rollout_ends`",
     "are no tree of the {} tokens of the row", "is a tree of rollouts: expected integers",
-    "of the tree to continue token", "rollout {}: expected at most the {} tokens",
+    "of the tree to continue token", "rollout {}: expected the last token in `rollout_ends`",
     "and give it positions {} and {}", "a mask without branches has a path",
 )  # fmt: skip
 """Sentences about trees of rollouts, whose ways out `test_tree_rows.py` takes."""

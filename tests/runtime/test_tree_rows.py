@@ -15,7 +15,7 @@ from dcp_runtime import RunError, by_rollout, group_rows
 from dcp_runtime.commands import trees as trees_command
 from dcp_runtime.data.trees import write_trees
 
-SPEC = Spec.from_text("mask tree = prompt_tree  mask plain = causal")
+SPEC = Spec.from_text("mask tree = rollout_tree  mask plain = causal")
 OPTIONS = {
     "token_budget": 256, "block_size": 8, "cluster": Cluster(1, 1), "rank": 0,
     "shape": ModelShape(2, 1, 8, 4), "config": PlanConfig("static:zigzag"),
@@ -147,7 +147,7 @@ def mixed_rows():
     """Return trees between rows that are none, and the rollouts of the trees."""
     rows = agent_log(2)
     columns = {"response_mask": [0, 1, 1], "advantages": [1.0] * 3, "old": [0.5] * 3}
-    alone = {"tokens": [1, 2, 3], **columns, "node_lens": [3], "node_parents": [-1]}
+    alone = {"tokens": [1, 2, 3], **columns, "branch_lens": [3], "branch_forks": [-1]}
     first, *trees = group_rows(rows, token_budget=24)
     return [alone, first, alone, *trees, alone], rows
 
@@ -192,7 +192,7 @@ REFUSED = {
         ([{**row, "x": 1} for row in [*plain(), {"tokens": [4]}]], {}), 5,
     ),
     "trees already": (
-        [{"tokens": [1], "node_lens": [1]}], {}, "row 0 has the column `node_lens`",
+        [{"tokens": [1], "branch_lens": [1]}], {}, "row 0 has the column `branch_lens`",
         ([{"tokens": [1], "lens": [1]}], {}), 1,
     ),
     "no value for every token": (
@@ -220,11 +220,24 @@ def test_choices_out_of_range_are_refused(options):
         group_rows(plain(), **options)
 
 
+def test_a_fork_in_the_middle_needs_no_branch_of_its_own():
+    """As many branches as different rollouts that no other one continues."""
+    for seed in range(100):
+        rows = agent_log(seed, rollouts=1 + seed % 12, words=4)
+        ends = {tuple(row["tokens"]) for row in rows}
+        leaves = [a for a in ends if not any(a != b and b[: len(a)] == a for b in ends)]
+        trees = group_rows(rows)
+        assert sum(len(row["branch_lens"]) for row in trees) == len(leaves)
+        for row in trees:
+            assert row["branch_forks"].tolist()[0] == -1
+            assert all(fork >= 0 for fork in row["branch_forks"].tolist()[1:])
+
+
 def test_no_rollouts_are_no_trees():
     assert (len(group_rows([])), group_rows([]).figures()["tokens"]) == (0, 0)
 
 
-def test_a_mask_that_does_not_read_the_tree_is_refused_and_prompt_tree_reads_it():
+def test_a_mask_that_does_not_read_the_tree_is_refused_and_rollout_tree_reads_it():
     trees = group_rows(plain())
     with pytest.raises(DatasetError, match="expected token 3 of the tree to continue token 1"):
         loaded(trees, mask="plain")
@@ -250,12 +263,17 @@ def test_rollouts_that_place_a_shared_token_elsewhere_are_refused_or_kept_apart(
 
 
 CONTRADICTIONS = {
-    "a node that is not there": ({"rollout_nodes": [9, 1]}, "rollout 0: expected at most the 0"),
-    "a rollout beyond its node": ({"rollout_lens": [4, 3]}, "at most the 3 tokens .* got 4"),
-    "one number less": ({"rollout_rows": [0]}, r"one value for each rollout .* \[3, 3, 2, 2, 1\]"),
+    "a token that is not there": (
+        {"rollout_ends": [9, 1]}, "rollout 0: expected the last token .* 0 to 3, got 9"
+    ),
+    "a token of no path": ({"branch_forks": [-1, 3]}, "branch 1 goes on from token 3"),
+    "a branch without tokens": (
+        {"branch_lens": [3, 1, 0], "branch_forks": [-1, 1, 2]}, "no tree of the 4 tokens"
+    ),
+    "one number less": ({"rollout_rows": [0]}, r"one value for each rollout .* \[2, 2, 2, 1\]"),
     "numbers that are texts": ({"rollout_rows": ["a", "b"]}, "integers in `rollout_rows`, got"),
-    "one column less": ({"rollout_lens": None}, "integers in `rollout_lens`, got None"),
-}
+    "one column less": ({"rollout_rows": None}, "integers in `rollout_rows`, got None"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CONTRADICTIONS)

@@ -13,7 +13,7 @@ from dcp_dsl import Spec
 from dcp_planner import ModelShape, PlanConfig
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, by_rollout, group_rows
 
-SPEC = Spec.from_text("mask own = prompt_tree")
+SPEC = Spec.from_text("mask own = rollout_tree")
 CASES = {
     "per_path": {"shared_targets": "per_path"},
     "once": {"shared_targets": "once"},

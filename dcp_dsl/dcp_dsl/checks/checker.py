@@ -139,7 +139,7 @@ def _check_part(
         if not (part.is_branch and part.is_repeated):
             checker.report(
                 "E113", "only branches that repeat have parents", part.parents.span,
-                "write `branch name[lens_column]* from parents`",
+                "write `branch name[lens_column]* from parents`, or `from token forks`",
             )  # fmt: skip
         _check_length(part.parents, depth + 1, nesting, checker)
     if isinstance(part, ast.Group):

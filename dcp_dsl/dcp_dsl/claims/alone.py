@@ -16,7 +16,7 @@ from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.per_token import first_pair
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.programs import layout_columns, parent_columns
+from dcp_dsl.elaboration.programs import fork_columns, layout_columns, parent_columns
 from dcp_dsl.errors import DatasetError, OverBudget
 from dcp_dsl.proof.worlds import find_level, node_at
 from dcp_dsl.syntax import ast
@@ -120,7 +120,9 @@ class _Alone:
                 return nodes.Compare("==", *tiles)
             case nodes.Same(nodes.Tiles(_, parent)) if parent and self.is_run(parent):
                 return node
-            case nodes.Per(segment, body) if self.is_run(segment) and self.is_own(body):
+            case nodes.Per(segment, body) if (
+                self.is_run(segment) and self.is_own(body) and not self.has_forks
+            ):
                 return node
         raise _UnknownError
 
@@ -139,8 +141,17 @@ class _Alone:
         is_laid = isinstance(segment.statement.source, ast.Layout) or not is_pair
         return segment.statement is self.whole.statement or (self.is_tree and is_laid)
 
+    @property
+    def has_forks(self) -> bool:
+        """Return whether a path may leave an instance before its last token."""
+        layout = self.whole.statement.source
+        return self.is_tree and isinstance(layout, ast.Layout) and bool(fork_columns(layout))
+
     def is_run(self, segment: nodes.Segment) -> bool:
-        """Return whether instances hold the same tokens, one after the other, alone as packed."""
+        """Return whether instances hold the same tokens, one after the other, alone as packed.
+
+        With forks the last ones may lack.
+        """
         if not isinstance(segment, nodes.Laid) or segment.statement is not self.whole.statement:
             return False
         if not self.is_tree:
@@ -192,7 +203,7 @@ class _Alone:
         """Return a fact about the instance of a token."""
         if fact in ("number", "count"):
             return self.counted(part, fact, node)
-        if not self.is_run(part):
+        if not self.is_run(part) or (self.has_forks and fact in ("len", "end")):
             raise _UnknownError
         if fact in ("pos", "len"):
             return node
@@ -222,6 +233,8 @@ class _Alone:
             is_chained = any(each.parents is not None for each in repeated)
         else:
             one, is_chained = [packed_part(part) is not None] * len(repeated), False
+        if self.has_forks and fact == "count":  # forks may leave out the last ones
+            raise _UnknownError
         if not any(one):
             return node
         if is_chained or not all(one):
@@ -244,6 +257,7 @@ def search_long(mask: Mask, testing: Testing) -> Failure | None:
     factor = max(numbers, default=0) + 1
     lengths = {column for _, layout in mask.layouts for column in layout_columns(layout)}
     parents = {column for _, layout in mask.layouts for column in parent_columns(layout)}
+    forks = {column for _, layout in mask.layouts for column in fork_columns(layout)}
     if factor > LARGEST_NUMBER or not mask.columns <= lengths:
         return None
     try:
@@ -251,9 +265,10 @@ def search_long(mask: Mask, testing: Testing) -> Failure | None:
         for sample in islice(samples, MAX_SAMPLES):
             testing.budget.spend(STEPS_PER_SAMPLE)
             columns = {
-                name: value if name in parents else _times(value, factor)
+                name: _forks_times(value, factor) if name in forks
+                else value if name in parents else _times(value, factor)
                 for name, value in sample.columns.items()
-            }
+            }  # fmt: skip
             longer = Sample(columns, sample.length * factor)
             try:
                 pair = first_pair(mask, longer)
@@ -264,6 +279,13 @@ def search_long(mask: Mask, testing: Testing) -> Failure | None:
     except OverBudget:
         pass
     return None
+
+
+def _forks_times(value: Column, factor: int) -> Column:
+    """Return the last tokens of what the tokens become."""
+    if isinstance(value, list):
+        return [_forks_times(item, factor) for item in value]
+    return (value + 1) * factor - 1
 
 
 def _times(value: Column, factor: int) -> Column:

@@ -5,7 +5,7 @@ one or none, and lists may have no elements, so that every way in which a part c
 tested. Each such sample then gets the columns that depend on its length.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -38,7 +38,7 @@ ColumnUse: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "r
 _ORDER: tuple[ColumnUse, ...] = get_args(ColumnUse)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Style:
     """The way in which columns are drawn.
 
@@ -46,15 +46,27 @@ class _Style:
         rng: where chance comes from.
         shortest, longest: tokens of a part.
         count: elements of every list; None for each list its own number, perhaps none.
+        at: tokens of the parts drawn so far; None behind a part whose length is no column.
     """
 
     rng: Random
     shortest: int
     longest: int
     count: int | None
+    at: int | None = 0
 
     def length(self) -> int:
         return self.rng.randint(self.shortest, self.longest)
+
+    def go_on(self, length: object) -> None:
+        """Count the tokens of a part."""
+        self.at = self.at + length if self.at is not None and isinstance(length, int) else None
+
+    def fork(self, begin: int | None, at: int | None) -> int:
+        """Draw a token in ``[begin, at)``, or -1."""
+        if begin is None or at is None or begin == at:
+            return -1
+        return self.rng.choice((-1, self.rng.randrange(begin, at), self.rng.randrange(begin, at)))
 
     def size(self) -> int:
         return self.rng.choice(_COUNTS) if self.count is None else self.count
@@ -88,40 +100,70 @@ def _draw_parts(
     parts: tuple[ast.Leaf | ast.Group, ...], style: _Style, found: dict[str, Column]
 ) -> None:
     """Draw the columns of some parts; a column that another part has drawn keeps its value."""
+    begin = style.at
     for part in parts:
         if isinstance(part, ast.Group):
-            _draw_group(part, style, found)
+            _draw_group(part, style, found, begin)
         elif part.length is not None and part.is_repeated:
-            size = style.size()
-            for node in walk(part.length):
-                if isinstance(node, ast.Name):
-                    found.setdefault(node.text, [style.length() for _ in range(size)])
-            _draw_parents(part, size, style, found)
+            starts, size = [], style.size()
+            own = [node.text for node in walk(part.length) if isinstance(node, ast.Name)]
+            for name in own:
+                found.setdefault(name, [style.length() for _ in range(size)])
+            lengths = found[own[0]] if own else [_length_of(part.length, found)] * size
+            for length in lengths:
+                starts.append(style.at)
+                style.go_on(length)
+            _draw_parents(part, starts[:size], style, found, begin)
         elif part.length is not None:
             for name in layout_columns(ast.Layout((part,))):
                 found.setdefault(name, style.length())
+            style.go_on(_length_of(part.length, found))
+        else:
+            style.at = None
 
 
-def _draw_group(group: ast.Group, style: _Style, found: dict[str, Column]) -> None:
+def _length_of(length: ast.Expr, found: Mapping[str, Column]) -> Column | None:
+    """Return the tokens of a part, if it says them without arithmetic."""
+    match length:
+        case ast.Number(value):
+            return value
+        case ast.Name(name):
+            return found.get(name)
+    return None
+
+
+def _draw_group(
+    group: ast.Group, style: _Style, found: dict[str, Column], begin: int | None
+) -> None:
     if not group.is_repeated:
         _draw_parts(group.parts, style, found)
         return
     # A repetition is drawn like a small sample; columns then list the values of all repetitions.
     rounds: list[dict[str, Column]] = [{} for _ in range(style.size())]
+    starts = []
     for each in rounds:
+        starts.append(style.at)
         _draw_parts(group.parts, style, each)
     for name in layout_columns(group):
         found.setdefault(name, [each[name] for each in rounds])
-    _draw_parents(group, len(rounds), style, found)
+    _draw_parents(group, starts, style, found, begin)
 
 
 def _draw_parents(
-    part: ast.Leaf | ast.Group, size: int, style: _Style, found: dict[str, Column]
+    part: ast.Leaf | ast.Group,
+    starts: Sequence[int | None],
+    style: _Style,
+    found: dict[str, Column],
+    begin: int | None,
 ) -> None:
-    """Draw the parent of each branch: the number of an earlier branch, or -1."""
-    if part.parents is not None:
-        parents = [style.rng.randint(-1, index - 1) for index in range(size)]
-        found.setdefault(part.parents.text, parents)
+    """Draw what each branch goes on from: an earlier one, or a token since `begin`; or -1."""
+    if part.parents is None:
+        return
+    parents = [
+        style.fork(begin, at) if part.is_forked else style.rng.randint(-1, index - 1)
+        for index, at in enumerate(starts)
+    ]
+    found.setdefault(part.parents.text, parents)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def _other_readings(cut: Cut) -> list[str]:
     return [f"{text} {attach('documents', {name: name for name in names})}"]
 
 
-_BRANCHES = ("document", "shared_question", "dpo", "grpo", "prompt_tree", "forks")
+_BRANCHES = ("document", "shared_question", "dpo", "grpo", "prompt_tree", "rollout_tree", "forks")
 """Masks that say no more than their layout: of those with the same columns the plain one."""
 
 

@@ -165,11 +165,19 @@ class LayoutColumns:
             f"the last repetition may lack its last parts"
         )
 
-    def parents(self, name: str, row: Mapping[str, Column], size: int) -> Ints:
-        """Check a column to hold the parents of so many branches, int64 ``[size]``."""
+    def parents(
+        self, name: str, row: Mapping[str, Column], size: int, *, is_forked: bool = False
+    ) -> Ints:
+        """Check a column to hold the parents of so many branches, int64 ``[size]``.
+
+        Tokens, if they are forks, are checked where the positions of the branches are known.
+        """
         parents = self.integers(name, self.column(name, row))
         if len(parents) != size:
-            self.fail(f"column `{name}` has {len(parents)} parents for {size} branches")
+            what = "forks" if is_forked else "parents"
+            self.fail(f"column `{name}` has {len(parents)} {what} for {size} branches")
+        if is_forked:
+            return parents
         wrong = np.flatnonzero((parents < -1) | (parents >= np.arange(size)))
         if len(wrong):
             at = wrong[0]

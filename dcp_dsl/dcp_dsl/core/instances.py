@@ -378,9 +378,9 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
-    """A place on a path: the stretch before it (-1: none), and the tokens of the path up to it."""
+    """A place on a path: the token before it (-1: none), and the tokens of the path up to it."""
 
-    stretch: int = -1
+    last: int = -1
     depth: int = 0
 
 
@@ -390,21 +390,25 @@ class TreeBuilder:
 
     Attributes:
         trunk: where the next part of the layout goes on.
-        size: stretches so far.
-        grown: the last ones, as plain integers: arrays of one number each cost ten times as much.
+        cuts: borders behind tokens at which branches fork; they may lie inside a stretch.
+        grown: the last stretches, as plain integers: arrays of one number cost ten times as much.
     """
 
     trunk: Trunk = Trunk()
-    size: int = 0
+    cuts: list[int] = field(default_factory=list)
     grown: list[tuple[int, int, int, int]] = field(default_factory=list)
     columns: list[tuple[Ints, Ints, Ints, Ints]] = field(default_factory=list)
 
     def grow(self, start: int, end: int) -> None:
         """Let the trunk go on over some tokens."""
         if end > start:
-            self.grown.append((start, end, self.trunk.depth, self.trunk.stretch))
-            self.size += 1
-            self.trunk = Trunk(self.size - 1, self.trunk.depth + end - start)
+            self.grown.append((start, end, self.trunk.depth, self.trunk.last))
+            self.trunk = Trunk(end - 1, self.trunk.depth + end - start)
+
+    def fork_behind(self, token: int) -> None:
+        """Let the next stretch go on from a token; `finish` finds how deep it stands."""
+        self.cuts.append(token + 1)
+        self.trunk = Trunk(token)
 
     def fork(self, bounds: Ints) -> None:
         """Let stretches go on from the trunk side by side; ``[R + 1]`` borders between them."""
@@ -412,14 +416,13 @@ class TreeBuilder:
         start, end = bounds[:-1], bounds[1:]
         has_tokens = end > start
         start, end = start[has_tokens], end[has_tokens]
-        base = np.full(len(start), self.trunk.depth), np.full(len(start), self.trunk.stretch)
+        base = np.full(len(start), self.trunk.depth), np.full(len(start), self.trunk.last)
         self.columns.append((start, end, *base))
-        self.size += len(start)
 
     def _settle(self) -> None:
         if self.grown:
-            start, end, depth, stretch = np.array(self.grown, np.int64).T
-            self.columns.append((start, end, depth, stretch))
+            start, end, depth, last = np.array(self.grown, np.int64).T
+            self.columns.append((start, end, depth, last))
             self.grown.clear()
 
     def finish(self) -> Tree:
@@ -427,7 +430,23 @@ class TreeBuilder:
         self._settle()
         none = np.empty(0, np.int64)
         columns = zip(*(self.columns or [(none,) * 4]), strict=True)
-        return Tree(*(np.concatenate(group) for group in columns))
+        start, end, depth, last = (np.concatenate(group) for group in columns)
+        if not self.cuts:
+            return Tree(start, end, depth, _stretch_of(last, end))
+        inside = np.setdiff1d(self.cuts, end)
+        starts, end = np.union1d(start, inside), np.union1d(end, inside)
+        before = starts - 1  # what was one stretch goes on
+        before[np.searchsorted(starts, start)] = last
+        parent = _stretch_of(before, end)
+        depths: list[int] = []
+        for above in parent.tolist():
+            depths.append(0 if above < 0 else depths[above] + int(end[above] - starts[above]))
+        return Tree(starts, end, np.array(depths, np.int64), parent)
+
+
+def _stretch_of(last: Ints, end: Ints) -> Ints:
+    """Return the stretches that end with some tokens; -1 for the token -1."""
+    return np.where(last < 0, -1, np.searchsorted(end, last + 1))
 
 
 @dataclass(slots=True)
@@ -437,13 +456,16 @@ class Places:
     Attributes:
         tree: the tree under construction.
         is_branch: whether repetitions stand side by side; else each follows the one before.
-        parents: of each repetition the one that it goes on from, -1 for the place of the part.
+        is_forked: whether they go on from tokens.
+        parents: of each repetition the one, or the token, that it goes on from; -1 for the place of
+            the part.
         base: the place of the part: where the parts in front of it end.
         ends: where each repetition so far ends.
     """
 
     tree: TreeBuilder
     is_branch: bool
+    is_forked: bool
     parents: Ints
     base: Trunk
     ends: list[Trunk] = field(default_factory=list)
@@ -451,8 +473,11 @@ class Places:
     def go_to(self, index: int) -> None:
         """Let the tree grow where a repetition begins."""
         if self.is_branch:
-            parent = self.parents[index]
-            self.tree.trunk = self.base if parent < 0 else self.ends[parent]
+            parent = int(self.parents[index])
+            if parent >= 0 and self.is_forked:
+                self.tree.fork_behind(parent)
+            else:
+                self.tree.trunk = self.base if parent < 0 else self.ends[parent]
 
     def leave(self) -> None:
         """Remember where a repetition ends; the part behind the branches goes on from the base."""

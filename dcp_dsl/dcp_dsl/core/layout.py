@@ -82,9 +82,15 @@ class _Parent:
 
 @dataclass(slots=True)
 class _LayoutBinder(LayoutColumns):
-    """Walks a layout from left to right, keeping the position in the sample."""
+    """Walks a layout from left to right, keeping the position in the sample.
+
+    `begin` is the first token of the repetition around the part; `is_first_walk` says that `rest`
+    is not known yet, so that positions are not those of the sample.
+    """
 
     rest: int = 0
+    begin: int = 0
+    is_first_walk: bool = False
     groups: int = 0
     step: int = 0
     found: dict[str, list[Instances]] = field(default_factory=dict)
@@ -95,7 +101,9 @@ class _LayoutBinder(LayoutColumns):
         if not any(isinstance(p, ast.Leaf) and p.length is None for p in parts):
             return 0
         # A first walk gives `[..]` nothing, to learn what the other parts take. It is thrown away.
+        self.is_first_walk = True
         used = self.walk(parts, 0, self.columns, _Parent(), is_top=True)
+        self.is_first_walk = False
         self.found.clear()
         self.groups, self.step, self.tree = 0, 0, TreeBuilder()
         if used > self.length:
@@ -112,7 +120,9 @@ class _LayoutBinder(LayoutColumns):
         is_top: bool = False,
     ) -> int:
         """Lay parts out from position `at`; give the position behind them."""
+        begin = at
         for part in parts:
+            self.begin = begin  # a group has set it for its own parts
             if isinstance(part, ast.Leaf):
                 spans = self.place_leaf(part, at, row)
             else:
@@ -137,6 +147,7 @@ class _LayoutBinder(LayoutColumns):
         if leaf.parents is not None:
             places = self.places(leaf, row, len(bounds) - 1)
             for index, (start, end) in enumerate(pairwise(bounds.tolist())):
+                self.check_fork(leaf, places, index, self.begin, start)
                 places.go_to(index)
                 self.tree.grow(start, end)
                 places.leave()
@@ -161,8 +172,9 @@ class _LayoutBinder(LayoutColumns):
             self.fail(f"nested groups repeat more than {MAX_GROUPS:_} times; split the sample")
         bounds, opens, closes = [at], [], []
         names = layout_columns(group) if group.is_repeated else ()
-        places = self.places(group, row, count)
+        places, begin = self.places(group, row, count), self.begin
         for index in range(count):
+            self.check_fork(group, places, index, begin, bounds[-1])
             places.go_to(index)
             opens.append(self.step)
             self.step += 1
@@ -250,5 +262,19 @@ class _LayoutBinder(LayoutColumns):
         """Return the places in the tree at which the repetitions of a part begin."""
         parents = np.full(size, -1)
         if part.parents is not None:
-            parents = self.parents(part.parents.text, row, size)
-        return Places(self.tree, part.is_branch, parents, self.tree.trunk)
+            parents = self.parents(part.parents.text, row, size, is_forked=part.is_forked)
+        return Places(self.tree, part.is_branch, part.is_forked, parents, self.tree.trunk)
+
+    def check_fork(
+        self, part: ast.Leaf | ast.Group, places: Places, index: int, begin: int, at: int
+    ) -> None:
+        """Refuse a branch that goes on from a token that does not lie in ``[begin, at)``."""
+        fork = int(places.parents[index])
+        is_fine = fork == -1 or begin <= fork < at
+        if is_fine or not places.is_forked or self.is_first_walk or part.parents is None:
+            return
+        earlier = f"a token from {begin} to {at - 1}, or " if begin < at else ""
+        self.fail(
+            f"column `{part.parents.text}`: branch {index} goes on from token {fork}; expected "
+            f"{earlier}-1 for the place where the part stands"
+        )

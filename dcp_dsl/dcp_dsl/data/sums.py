@@ -5,9 +5,9 @@ a number and a list that add up to all tokens of every row are the lengths of it
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations
+from itertools import accumulate, combinations
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -31,10 +31,12 @@ class Cut:
         lengths: what they hold in that row.
         parents: a column beside them with the number of an earlier part for each part, or -1;
             empty without.
+        are_forks: whether these are tokens of the row instead, behind which parts go on.
     """
 
     lengths: Mapping[str, Lengths]
     parents: str = ""
+    are_forks: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,7 +70,8 @@ class Cut:
         None where the columns may as well be read otherwise, as two lists may be the prompts and
         answers of many documents or the turns of one chat.
         """
-        found = _MASKS.get((self.depths, bool(self.parents)))
+        kind = "" if not self.parents else "from token" if self.are_forks else "from"
+        found = _MASKS.get((self.depths, kind))
         if found is None:
             return None
         return found[0], dict(zip(found[1:], self.columns, strict=True))
@@ -97,15 +100,16 @@ class Cut:
         return np.unique(ends[(ends > 0) & (ends < ends[-1])])
 
 
-_MASKS: dict[tuple[tuple[int, ...], bool], tuple[str, ...]] = {
-    ((1,), False): ("document", "doc_lens"),
-    ((0, 1), False): ("shared_question", "question_len", "answer_lens"),
-    ((1, 2), False): ("grpo", "prompt_lens", "rollout_lens"),
-    ((1,), True): ("prompt_tree", "node_lens", "node_parents"),
+_MASKS: dict[tuple[tuple[int, ...], str], tuple[str, ...]] = {
+    ((1,), ""): ("document", "doc_lens"),
+    ((0, 1), ""): ("shared_question", "question_len", "answer_lens"),
+    ((1, 2), ""): ("grpo", "prompt_lens", "rollout_lens"),
+    ((1,), "from"): ("prompt_tree", "node_lens", "node_parents"),
+    ((1,), "from token"): ("rollout_tree", "branch_lens", "branch_forks"),
     # Its window is no window: nothing is as long.
-    ((0, 1), True): ("forks(window = 1024M)", "prompt_len", "rollout_lens", "rollout_parents"),
+    ((0, 1), "from"): ("forks(window = 1024M)", "prompt_len", "rollout_lens", "rollout_parents"),
 }
-"""Masks of the library and their columns, by the depth of lists and whether there are parents."""
+"""Masks of the library and their columns, by the depth of lists and what branches go on from."""
 
 
 def attach(mask: str, columns: Mapping[str, str]) -> str:
@@ -159,13 +163,13 @@ def _is_per_token(count: int, length: int) -> bool:
     return count > length or count == length > MANY_PARTS
 
 
-def parents_of(value: Any, count: int) -> bool:  # Any: as above
-    """Return whether a column names an earlier part, or -1, for each of `count` parts."""
-    if isinstance(value, str | bytes) or _count(value) != count:
+def are_earlier(value: Any, ends: Sequence[int]) -> bool:  # Any: as above
+    """Return whether a column has a number below each of `ends`, or -1."""
+    if isinstance(value, str | bytes) or _count(value) != len(ends):
         return False
     found = value.tolist() if hasattr(value, "tolist") else value
     return isinstance(found, list | tuple) and all(
-        type(n) is int and -1 <= n < at for at, n in enumerate(found)
+        type(n) is int and -1 <= n < end for end, n in zip(ends, found, strict=True)
     )
 
 
@@ -181,7 +185,9 @@ class ColumnSums:
     # By the names of the columns that a row has: sums that still fit all its rows, and the bits of
     # evidence for each. By chance two columns add up to 4,096 tokens once in 4,096 rows: 12 bits.
     _bits: dict[tuple[str, ...], dict[tuple[str, ...], float]] = field(default_factory=dict)
-    _parents: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = field(default_factory=dict)
+    _beside: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, bool]] = field(
+        default_factory=dict
+    )
     _seen: set[int] = field(default_factory=set)  # a row read again proves no more
 
     def see(
@@ -219,9 +225,10 @@ class ColumnSums:
         least = [c for c in self._bits[names] if not any(set(c) > set(other) for other in fits)]
         cuts = []
         for c in least:
-            beside = self._parents.get((names, c), [n for n in names if n not in c])
-            self._parents[names, c] = beside = _parents(c, given, row, beside)
-            cuts.append(Cut({n: given[n] for n in c}, next(iter(beside), "")))
+            beside = self._beside.get((names, c), dict.fromkeys([*{*names} - {*c}], False))
+            self._beside[names, c] = beside = _parents(c, given, row, beside)
+            parents = min(beside, key=lambda name: (beside[name], names.index(name)), default="")
+            cuts.append(Cut({n: given[n] for n in c}, parents, beside.get(parents, False)))
         return cuts
 
     def are_clear(self, row: Mapping[str, Any], cut: Cut, passed: Collection[str] = ()) -> bool:
@@ -250,13 +257,26 @@ def _parents(
     chosen: tuple[str, ...],
     given: Mapping[str, Lengths],
     row: Mapping[str, Any],
-    beside: list[str],
-) -> list[str]:
-    """Return those columns beside the chosen ones that may hold the parents of their parts."""
+    beside: Mapping[str, bool],
+) -> dict[str, bool]:
+    """Return those columns beside the chosen ones that may hold the parents of their parts.
+
+    True for those that hold tokens behind which parts go on, in this row or an earlier one.
+    """
     lists = [lengths for name in chosen if isinstance(lengths := given[name], list)]
     if len(lists) > 1 or _depth(lists[0]) > 1:
-        return []
-    return [name for name in beside if parents_of(row[name], len(lists[0]))]
+        return {}
+    begins = [0, *accumulate(_flat(lists[0]))][:-1]
+    found = {
+        name: are_forks or not are_earlier(row[name], range(len(begins)))
+        for name, are_forks in beside.items()
+    }
+    can_fork = len(chosen) == 1  # else the library has no mask
+    return {
+        name: are_forks
+        for name, are_forks in found.items()
+        if not are_forks or (can_fork and are_earlier(row[name], begins))
+    }
 
 
 def _depth(lengths: Lengths) -> int:

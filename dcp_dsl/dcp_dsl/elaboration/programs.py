@@ -231,8 +231,14 @@ def has_branches(layout: ast.Layout) -> bool:
     return any(isinstance(node, ast.Leaf | ast.Group) and node.is_branch for node in walk(layout))
 
 
+def fork_columns(layout: ast.Layout) -> tuple[str, ...]:
+    """Return the columns behind `from token`, which hold tokens and -1."""
+    parts = (node for node in walk(layout) if isinstance(node, ast.Leaf | ast.Group))
+    return tuple(p.parents.text for p in parts if p.parents is not None and p.is_forked)
+
+
 def parent_columns(layout: ast.Layout) -> tuple[str, ...]:
-    """Return the columns behind `from`, which hold numbers of branches and -1, not lengths."""
+    """Return the columns behind `from`: numbers of branches or tokens and -1, not lengths."""
     parts = (node for node in walk(layout) if isinstance(node, ast.Leaf | ast.Group))
     return tuple(part.parents.text for part in parts if part.parents is not None)
 

@@ -80,7 +80,10 @@ def _propose(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
     elif last == ":" and _opens_parameters(before):
         yield from _words("type")
         yield Proposal("mask", "type", "a mask")
-    elif last == "[" or _statement(before) == "sample" or last == "having":
+    elif last == "from" and _statement(before) == "segment":
+        yield Proposal("token", "keyword", "branches go on behind tokens of the row")
+        yield from _columns(scope)
+    elif last in ("[", "having") or _statement(before) == "sample" or _names_forks(before):
         yield from _columns(scope)
     else:
         if not before or _begins_line(document, before):
@@ -122,14 +125,21 @@ def _continue(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
 
 def _statement(before: list[RawToken]) -> str:
     """Return the keyword of the statement that a place belongs to."""
-    # From tokens, since the statement being written rarely parses; `m: mask` names a type.
+    # From tokens, since the statement being written rarely parses; `m: mask` names a type, and
+    # `from token` begins no statement.
     for index in range(len(before) - 1, -1, -1):
         is_type = index > 0 and before[index - 1].text == ":"
-        if before[index].text in STATEMENT_KEYWORDS and not is_type:
+        is_inside = is_type or _names_forks(before[: index + 1])
+        if before[index].text in STATEMENT_KEYWORDS and not is_inside:
             return before[index].text
         if before[index].text == "@":
             return "@"
     return ""
+
+
+def _names_forks(before: list[RawToken]) -> bool:
+    """Return whether a column of forks follows: behind `from token`."""
+    return [token.text for token in before[-2:]] == ["from", "token"]
 
 
 def _begins_line(document: Document, before: list[RawToken]) -> bool:

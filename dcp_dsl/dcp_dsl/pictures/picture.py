@@ -13,7 +13,7 @@ from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample, declared_sample, layout_lengths
-from dcp_dsl.elaboration.programs import column_depths, parent_columns
+from dcp_dsl.elaboration.programs import column_depths, fork_columns, parent_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import CrossForm, Form, num_keys
 from dcp_dsl.pictures.frame import (
@@ -78,10 +78,12 @@ def _made_up(mask: Mask) -> Iterator[Sample]:
         shapes |= column_depths(layout)
     if mask.columns <= shapes.keys():
         columns = {column: _lengths(shapes[column], 3) for column in sorted(mask.columns)}
-        # columns of parents hold no lengths: the second branch goes on from the first
+        # Columns of parents hold no lengths: the second branch goes on from the first, a fork from
+        # the second token of the row.
+        forks = {name for _, layout in layouts for name in fork_columns(layout)}
         for name in {name for _, layout in layouts for name in parent_columns(layout)}:
             if name in columns:
-                columns[name] = _parents(shapes[name])
+                columns[name] = _parents(shapes[name], 1 if name in forks else 0)
         # of each length that a layout gives; where layouts differ, a sample fits some masks only
         try:
             own = [pair for scope in scopes for pair in scope.sample_layouts()]
@@ -96,8 +98,10 @@ def _lengths(depth: int, size: int) -> Column:
     return size if depth == 0 else [_lengths(depth - 1, size - i) for i in range(2)]
 
 
-def _parents(depth: int) -> Column:
-    return [-1, 0] if depth == 1 else [_parents(depth - 1) for _ in range(2)]
+def _parents(depth: int, second: int) -> Column:
+    # The forks of the second group would be other tokens: in groups none is drawn.
+    inner = -1 if second else second
+    return [-1, second] if depth == 1 else [_parents(depth - 1, inner) for _ in range(2)]
 
 
 def read_scopes(expression: object, scope: Scope) -> Iterator[Scope]:

@@ -154,7 +154,7 @@ def is_along(statement: ast.Segment, placing: Placing, relation: Relation) -> bo
     """Return whether the key is the query or stands before it on the query's path.
 
     Returns:
-        None if a column of parents decides.
+        None if a column of parents, or of forks, decides.
     """
     if relation != "behind":
         return relation == "same"
@@ -163,6 +163,8 @@ def is_along(statement: ast.Segment, placing: Placing, relation: Relation) -> bo
     # The tokens part in `fork`, the key's part below the shared levels. What follows a branch goes
     # on from where the branch began, so no branch around the key inside `fork` leads to the query.
     parts = _parts(statement.source)
+    if node_at(parts, placing.q[: placing.shared + 1]).is_forked:
+        return None  # it may go on from any token before it in the same repetition of the group
     below = range(placing.shared + 2, len(placing.k) + 1)
     if any(node_at(parts, placing.k[:depth]).is_branch for depth in below):
         return False

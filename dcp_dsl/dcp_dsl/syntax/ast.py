@@ -205,7 +205,8 @@ Expr: TypeAlias = (
 class Leaf(Node):
     """``name[length]``, ``name[column]*`` or ``name[..]`` (the rest: `length` is None).
 
-    `is_branch`: ``branch name[column]*``; `parents`: the column behind ``from``.
+    `is_branch`: ``branch name[column]*``; `parents`: the column behind ``from``, of branches, or of
+    tokens if `is_forked` (``from token``).
     """
 
     name: Ident | None
@@ -213,6 +214,7 @@ class Leaf(Node):
     is_repeated: bool
     is_branch: bool = False
     parents: Name | None = None
+    is_forked: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,7 @@ class Group(Node):
     is_repeated: bool
     is_branch: bool = False
     parents: Name | None = None
+    is_forked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

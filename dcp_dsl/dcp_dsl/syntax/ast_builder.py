@@ -175,10 +175,10 @@ def _part(make: Callable[..., ast.Node], read: Callable[[Built], Built]) -> Buil
     """Return the rule of a part of a layout, whose content is read in a way of its own."""
 
     def build(children: Sequence[Built], span: Span) -> ast.Node:
-        branch, name, content, star, column = children
+        branch, name, content, star, token, column = children
         parents = None if column is None else ast.Name(_ident(column).text, span=column.span)
         own = _ident(name), read(content), star is not None, branch is not None, parents
-        return make(*own, span=span)
+        return make(*own, token is not None, span=span)
 
     return build
 

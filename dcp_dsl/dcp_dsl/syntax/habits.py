@@ -38,6 +38,8 @@ def syntax_hint(at: int, tokens: Sequence[RawToken], text: str) -> str:
         tokens: of the statement.
         text: that they come from.
     """
+    if at > 1 and [token.text for token in tokens[at - 2 : at]] == ["from", "token"]:
+        return 'a column follows: `from token forks`; one named `token` is written `from "token"`'
     if not tokens or at >= len(tokens):
         return ""
     words = [token.text for token in tokens]

@@ -61,8 +61,9 @@ def scan(text: str) -> tuple[RawToken, ...]:
 def split_statements(text: str) -> list[list[RawToken]]:
     """Group the tokens (without comments) by statement: each group begins at a statement keyword.
 
-    A keyword behind a colon is a type (``m: mask``) and begins nothing; decorators belong to the
-    mask behind them. Text in front of the first keyword makes a group of its own.
+    A keyword behind a colon is a type (``m: mask``) and begins nothing, nor does the `token` of
+    ``from token forks``; decorators belong to the mask behind them. Text in front of the first
+    keyword makes a group of its own.
 
     >>> [len(group) for group in split_statements("mask a(m: mask) = m @ahead mask b = full")]
     [9, 6]
@@ -74,7 +75,8 @@ def split_statements(text: str) -> list[list[RawToken]]:
         if token.kind == "comment":
             continue
         is_decorator = token.text == "@"
-        is_opening = is_decorator or (token.text in STATEMENT_KEYWORDS and previous != ":")
+        is_inside = previous == ":" or (previous == "from" and token.text == "token")
+        is_opening = is_decorator or (token.text in STATEMENT_KEYWORDS and not is_inside)
         goes_on = is_decorated and token.text in ("@", "mask")
         if not groups or (is_opening and not goes_on):
             groups.append([])

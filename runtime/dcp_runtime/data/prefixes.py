@@ -105,25 +105,25 @@ def cut_trees(lengths: Sequence[int], shared: Sequence[int], budget: int | None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixTree:
-    """A tree of the prefixes of some sequences; its nodes are in depth-first order.
+    """A tree of the prefixes of some sequences, stored as branches that fork behind tokens.
 
     Attributes:
-        source: a sequence (its place in the sorted order) that holds each node's tokens.
-        begin: first token of each node in that sequence, which is also its depth.
+        source: a sequence (its place in the sorted order) that holds each branch's tokens.
+        begin: first token of each branch in that sequence, which is also its depth.
         end: the token behind its last one.
-        parent: number of the node that each continues, -1 for none.
-        last: of each sequence a node on whose path it lies, from the first token on.
+        fork: token of the tree that each branch goes on from, -1 for none.
+        last: of each sequence its last token in the tree.
     """
 
     source: Ints
     begin: Ints
     end: Ints
-    parent: Ints
+    fork: Ints
     last: Ints
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all nodes."""
+        """Tokens of all branches."""
         return int((self.end - self.begin).sum())
 
     @property
@@ -133,67 +133,31 @@ class PrefixTree:
 
 
 def build_tree(places: range, lengths: Sequence[int], shared: Sequence[int]) -> PrefixTree:
-    """Build the tree of neighbours in sorted order.
+    """Build the tree of neighbours in sorted order: each adds what the one before lacks.
 
     Args:
         places: of the sequences.
         lengths: of all sequences in sorted order.
         shared: what each shares with the one before.
     """
-    begin: list[int] = []
-    end: list[int] = []
-    parent: list[int] = []
-    source: list[int] = []
-    first: list[int] = []  # the first sequence of each node
-    forks: list[bool] = []  # has it branches?
-    path: list[int] = []  # nodes from the root to the end of the sequence before
+    branches: list[tuple[int, int, int, int]] = []  # source, begin, end, fork
     last: list[int] = []
-
-    def add(own: int, a: int, b: int, *, is_fork: bool) -> None:
-        begin.append(a)
-        end.append(b)
-        parent.append(path[-1] if path else -1)
-        source.append(own)
-        first.append(own)
-        forks.append(is_fork)
-
+    path: list[tuple[int, int]] = []  # depth and token at which each stretch of it begins
+    tokens = 0
     for place in places:
-        depth = shared[place] if place > places.start else 0
-        while path and begin[path[-1]] >= depth:
+        depth, length = (shared[place] if place > places.start else 0), lengths[place]
+        while path and path[-1][0] >= depth:
             path.pop()
-        if path and end[path[-1]] > depth:  # the node is cut: its upper part is a new one
-            lower = path.pop()
-            add(source[lower], begin[lower], depth, is_fork=True)
-            first[-1] = first[lower]
-            begin[lower], parent[lower] = depth, len(begin) - 1
-            path.append(len(begin) - 1)
-        if path and not forks[path[-1]]:  # the sequence before ends here: this one goes on
-            end[path[-1]], source[path[-1]] = lengths[place], place
-        elif depth < lengths[place]:
-            if path:
-                forks[path[-1]] = True
-            add(place, depth, lengths[place], is_fork=False)
-            path.append(len(begin) - 1)
-        last.append(path[-1])
-    return _depth_first(first, source, begin, end, parent, last)
-
-
-def _depth_first(
-    first: list[int],
-    source: list[int],
-    begin: list[int],
-    end: list[int],
-    parent: list[int],
-    last: list[int],
-) -> PrefixTree:
-    """Number the nodes of a tree anew, by their first sequence and depth."""
-    order = np.lexsort((begin, first))
-    number = np.empty(len(order) + 1, np.int64)
-    number[order], number[-1] = np.arange(len(order)), -1  # -1 stays -1
-    return PrefixTree(
-        np.array(source)[order],
-        np.array(begin)[order],
-        np.array(end)[order],
-        number[np.array(parent)[order]],
-        number[last],
-    )
+        fork = path[-1][1] + depth - 1 - path[-1][0] if path else -1
+        if depth == length:
+            last.append(fork)
+            continue
+        if path and fork == tokens - 1:  # the sequence before ends here: its branch goes on
+            branches[-1] = place, branches[-1][1], length, branches[-1][3]
+        else:
+            branches.append((place, depth, length, fork))
+            path.append((depth, tokens))
+        tokens += length - depth
+        last.append(tokens - 1)
+    source, begin, end, fork = np.array(branches, np.int64).T
+    return PrefixTree(source, begin, end, fork, np.array(last, np.int64))

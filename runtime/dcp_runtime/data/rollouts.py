@@ -41,41 +41,46 @@ def find_rollouts(row: Row, length: int, paths: TokenPaths | None) -> tuple[Roll
     Raises:
         DatasetError: if its columns contradict each other or the layout of its mask.
     """
-    if "rollout_nodes" not in row:
+    if "rollout_ends" not in row:
         return ()
     columns = {name: _integers(row, name) for name in OWN_COLUMNS}
-    sizes, parents, nodes, lengths, numbers = columns.values()
-    if not len(nodes) == len(lengths) == len(numbers) or len(sizes) != len(parents):
+    sizes, forks, ends, numbers = columns.values()
+    if len(ends) != len(numbers) or len(sizes) != len(forks):
         raise DatasetError(
-            "expected one value for each rollout in `rollout_nodes`, `rollout_lens` and "
-            f"`rollout_rows`, and for each node in `node_lens` and `node_parents`, got "
+            "expected one value for each rollout in `rollout_ends` and `rollout_rows`, and for "
+            "each branch in `branch_lens` and `branch_forks`, got "
             f"{[len(values) for values in columns.values()]}; make the trees anew with group_rows"
         )
-    if (parents >= np.arange(len(parents))).any() or sizes.sum() != length or (sizes < 0).any():
+    starts = np.cumsum(sizes) - sizes
+    if (sizes < 1).any() or sizes.sum() != length or (forks < -1).any() or (forks >= starts).any():
         raise DatasetError(
-            f"`node_lens` and `node_parents` are no tree of the {length} tokens of the row; make "
+            f"`branch_lens` and `branch_forks` are no tree of the {length} tokens of the row; make "
             "the trees anew with group_rows"
         )
-    places = np.split(np.arange(length), np.cumsum(sizes)[:-1])
-    found = []
-    ends = np.cumsum(lengths).tolist()
-    for order, (node, size) in enumerate(zip(nodes.tolist(), lengths.tolist(), strict=True)):
-        path, at_node = [], node
-        while 0 <= at_node < len(places):
-            path.append(places[at_node])
-            at_node = int(parents[at_node])
-        at = np.concatenate(path[::-1]) if path else np.zeros(0, np.int64)
-        number = int(numbers[order])
-        if not 0 < size <= len(at):
+    for number, end in zip(numbers.tolist(), ends.tolist(), strict=True):
+        if not 0 <= end < length:
             raise DatasetError(
-                f"rollout {number}: expected at most the {len(at)} tokens up to node {node}, got "
-                f"{size}; make the trees anew with group_rows"
+                f"rollout {number}: expected the last token in `rollout_ends`, 0 to {length - 1}, "
+                f"got {end}; make the trees anew with group_rows"
             )
-        at = at[:size]
+    paths_of = [_path_to(end, starts, forks) for end in ends.tolist()]
+    found, done, total = [], 0, sum(map(len, paths_of))
+    for order, (number, at) in enumerate(zip(numbers.tolist(), paths_of, strict=True)):
         _check_layout(at, number, paths)
-        own = _columns_of(row, order, ends[order] - size, ends[order], len(ends), ends[-1])
+        own = _columns_of(row, order, done, done + len(at), len(ends), total)
+        done += len(at)
         found.append(Rollout(number, at, own))
     return tuple(found)
+
+
+def _path_to(token: int, starts: Ints, forks: Ints) -> Ints:
+    """Return the tokens on the path to one, itself included."""
+    path = []
+    while token >= 0:
+        branch = int(np.searchsorted(starts, token, "right")) - 1
+        path.append(np.arange(starts[branch], token + 1))
+        token = int(forks[branch])
+    return np.concatenate(path[::-1])
 
 
 def _integers(row: Row, name: str) -> Ints:
@@ -83,8 +88,8 @@ def _integers(row: Row, name: str) -> Ints:
     if name not in row or values.ndim != 1 or values.dtype.kind not in "iu":
         got = "none" if name not in row else str(row[name])[:60]
         raise DatasetError(
-            f"a row with `rollout_nodes` is a tree of rollouts: expected integers in `{name}`, got "
-            f"{got}; give all columns that group_rows made, or rename `rollout_nodes`"
+            f"a row with `rollout_ends` is a tree of rollouts: expected integers in `{name}`, got "
+            f"{got}; give all columns that group_rows made, or rename `rollout_ends`"
         )
     return values.astype(np.int64)
 
@@ -98,8 +103,8 @@ def _check_layout(at: Ints, number: int, paths: TokenPaths | None) -> None:
         raise DatasetError(
             f"rollout {number}: expected token {token} of the tree to continue token "
             f"{wanted[differs[0]]}, the mask continues {got[differs[0]]} there; choose a mask that "
-            "reads the tree, such as prompt_tree: `segment tree = branch node[node_lens]* from "
-            "node_parents` and `mask own = paths`"
+            "reads the tree, such as rollout_tree: `segment tree = branch rollout[branch_lens]* "
+            "from token branch_forks` and `mask own = paths`"
         )
 
 

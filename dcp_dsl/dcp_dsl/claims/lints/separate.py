@@ -18,7 +18,7 @@ from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.per_token import first_pair, token_paths
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.programs import has_branches
+from dcp_dsl.elaboration.programs import fork_columns, has_branches
 from dcp_dsl.proof.proving import never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.trees import walk_parts
@@ -61,7 +61,8 @@ def other_branches(subject: Subject, testing: Testing) -> None:
 def _on_path(tree: nodes.Laid) -> list[nodes.Mask]:
     """Return relations whose keys lie on every path of the query: before it, or in its branch.
 
-    A later token of the same part lies there if nothing branches inside the part.
+    A later token of the same part lies there if nothing branches inside the part; forks at tokens
+    may.
     """
     layout = tree.statement.source
     assert isinstance(layout, ast.Layout), "only layouts have branches"
@@ -69,6 +70,7 @@ def _on_path(tree: nodes.Laid) -> list[nodes.Mask]:
         part.name.text
         for part, *_ in walk_parts(layout.parts)
         if part.name is not None
+        and not fork_columns(layout)
         and (isinstance(part, ast.Leaf) or not has_branches(ast.Layout(part.parts)))
     ]
     same = [nodes.Same(nodes.Laid(tree.statement, name)) for name in straight]
