@@ -97,6 +97,40 @@ def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
     return np.zeros((2, size), np.int64), np.array([0, 2 * size]), both, np.array([-1])
 
 
+def ports_of(source: Indices, target: Indices, cluster: Cluster) -> tuple[IntTable, int]:
+    """Find the ports by which messages leave and enter, int64 ``[2, X]``, and their number.
+
+    Ports 0 to R - 1 are those of devices inside their node; the ports of NICs follow.
+    """
+    nics, ends = cluster.nic_of_device, np.stack([source, target])
+    devices = cluster.num_devices
+    is_inter = cluster.link_class(source, target) > 0
+    ports = np.where(is_inter, devices + nics[ends], ends)
+    num_ports = devices + int(nics[-1]) + 1
+    if cluster.message_order == "fifo":  # one port to send from; the target's is always free
+        ports[0], ports[1] = source, np.arange(len(source))
+        num_ports += len(source)
+    return ports, num_ports
+
+
+def streams_of(transfers: Transfers, cluster: Cluster) -> tuple[Ints, IntTable, int]:
+    """Find the streams of messages: one for inputs and one for results, from device to device.
+
+    A transport has a connection for each, whose messages travel one after the other.
+
+    Returns:
+        The stream of each transfer, int64 ``[X]``; the ports of each stream, int64 ``[2, S]``; the
+        number of ports.
+    """
+    is_result = transfers.kind >= TransferKind.OUT
+    devices = np.int64(cluster.num_devices)
+    pair = (transfers.source * devices + transfers.target) * 2 + is_result
+    found, stream = np.unique(pair, return_inverse=True)
+    source, target = np.divmod(found // 2, devices)
+    ports, num_ports = ports_of(source.astype(np.int32), target.astype(np.int32), cluster)
+    return stream.astype(np.int64), ports, num_ports
+
+
 def launches_of_waits(programs: ProgramTable) -> Ints:
     """Find the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
     found = np.full(len(programs), -1, np.int64)

@@ -166,6 +166,37 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
     )
 
 
+def outline_device(flat: Plan, groups: int, device: int) -> DevicePlan:
+    """Make the program and the messages of one device ready, without the tiles of its kernels.
+
+    This is enough for a run whose kernels compute nothing, and takes a fraction of the time.
+
+    Args:
+        flat: an expanded plan (`expand_head_groups`).
+        groups: head groups before that.
+        device: the device.
+    """
+    transfers = _transfers(flat, device, groups)
+
+    def outlined(direction: Direction) -> DirectionPlan:
+        program = flat.programs(direction)[device].instructions
+        steps: list[Step] = [
+            (step, (), bundle(step.transfers, transfers) if isinstance(step, CommLaunch) else ())
+            for step in program
+        ]
+        return DirectionPlan(dict.fromkeys(TransferKind, 0), tuple(steps), {})
+
+    return DevicePlan(
+        plan=flat,
+        heads=HeadLayout(flat.shape, groups),
+        device=device,
+        num_local=_local_rows(flat, device)[1],
+        forward=outlined("forward"),
+        backward=outlined("backward"),
+        transfers=transfers,
+    )
+
+
 def _transfers(plan: Plan, device: int, groups: int) -> dict[int, Transfer]:
     """Return the transfers that leave or reach a device, by row of the plan's table."""
     mine, table = _of_device(plan.transfers, device)
