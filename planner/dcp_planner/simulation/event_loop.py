@@ -11,10 +11,20 @@ import numpy as np
 from dcp_dsl.arrays import Bytes, Ints
 from dcp_planner.jit import IntTable, compiled, inlined
 from dcp_planner.simulation.event_tables import Messages, Steps
+from dcp_planner.simulation.fair_rates import (
+    NEVER_NS,
+    Streams,
+    end_stream,
+    first_ended,
+    next_end,
+    send_on,
+    share_ports,
+    start_stream,
+)
 from dcp_planner.tables.programs import ATTENTION, LAUNCH, WAIT
 
 _LEAVE, _ARRIVE, _RESUME = 0, 1, 2
-_SIZE, _MADE, _STARTING = 0, 1, 2
+_SIZE, _MADE, _STARTING, _SENT_ON = 0, 1, 2, 3
 # 32 bits hold three codes for each of 2**30 messages; the 31 above them count the events.
 _CODE_BITS = 32
 
@@ -32,7 +42,7 @@ class _State(NamedTuple):
         begun, ended: int64 ``[I]``, of each instruction; -1: not yet.
         at: int64 ``[R]``, instruction that each device is at.
         still_open: int64 ``[I]``, messages of each launch that have not arrived or left.
-        started: int64 ``[X]``, of each message; -1: not yet.
+        started, left: int64 ``[X]``, of each message; -1: not yet.
         launch_row: int64 ``[2, X]``, launch at the source and at the target; -1: not yet.
         first_fed, next_fed: int64 ``[X]``, lists of the messages that pass each message on.
         has_arrived: uint8 ``[X]``.
@@ -42,7 +52,10 @@ class _State(NamedTuple):
         to_start: int64 ``[X+1]``, messages that an event makes ready.
         times, codes: int64, a binary heap of events; a code holds the number of the event, which
             decides between equal times, and in its `_CODE_BITS` the kind of event and its subject.
-        counts: int64 ``[3]``, events in the heap, events made so far, messages in `to_start`.
+        counts: int64 ``[4]``, events in the heap, events made so far, messages in `to_start`, the
+            time up to which `streams` have been sent on.
+        streams: that share ports; none where ports are not shared.
+        in_stream: int64 ``[S]``, message under way in each stream.
     """
 
     following: IntTable
@@ -53,6 +66,7 @@ class _State(NamedTuple):
     at: Ints
     still_open: Ints
     started: Ints
+    left: Ints
     launch_row: IntTable
     first_fed: Ints
     next_fed: Ints
@@ -64,6 +78,8 @@ class _State(NamedTuple):
     times: Ints
     codes: Ints
     counts: Ints
+    streams: Streams
+    in_stream: Ints
 
     @classmethod
     def of(cls, steps: Steps, messages: Messages) -> "_State":
@@ -87,28 +103,31 @@ class _State(NamedTuple):
             following=alone, before=alone.copy(), is_busy=np.zeros((2, ports), np.int64),
             begun=nothing_yet(rows), ended=nothing_yet(rows), at=steps.row_ptr[:-1].copy(),
             still_open=none(rows), started=nothing_yet(size),
-            launch_row=np.full((2, size), -1, np.int64), first_fed=nothing_yet(size),
+            left=nothing_yet(size), launch_row=np.full((2, size), -1, np.int64), first_fed=nothing_yet(size),
             next_fed=nothing_yet(size), has_arrived=np.zeros(size, np.uint8),
             still_grouped=np.diff(messages.group_ptr), follower=follower, under_way=none(devices),
             to_start=none(size + 1), times=none(events), codes=none(events),
-            counts=none(3),
+            counts=none(4), streams=Streams.of(messages.stream_ports, messages.num_shared),
+            in_stream=none(messages.stream_ports.shape[1]),
         )  # fmt: skip
 
 
-def run_events(steps: Steps, messages: Messages) -> tuple[Ints, Ints, Ints, Ints, int]:
+def run_events(steps: Steps, messages: Messages) -> tuple[Ints, Ints, Ints, Ints, Ints, int]:
     """Play one direction from 0 to its end; O(E log E), and a scan of a port's ready messages each.
+
+    Where ports are shared, O(A L) for each message in addition: A streams are active, at L shares.
 
     Args:
         steps: instructions of the devices.
         messages: messages between them.
 
     Returns:
-        Begin and end of every instruction ``[I]``, start of every message ``[X]`` (-1 if never),
-        the instruction each device is at ``[R]``, the time of the last event.
+        Begin and end of every instruction ``[I]``, start and leaving of every message ``[X]`` (-1
+        if never), the instruction each device is at ``[R]``, the time of the last event.
     """
     state = _State.of(steps, messages)
     end_ns = _play(steps, messages, state)
-    return state.begun, state.ended, state.started, state.at, int(end_ns)
+    return state.begun, state.ended, state.started, state.left, state.at, int(end_ns)
 
 
 @inlined
@@ -165,11 +184,12 @@ def _note_if_ready(messages: Messages, state: _State, x: int) -> None:
 
 
 @inlined
-def _finish(messages: Messages, state: _State, side: int, x: int) -> None:
+def _finish(messages: Messages, state: _State, side: int, x: int, now: int) -> None:
     """Let a message leave its source (side 0) or reach its target (1); note those set free."""
     group = messages.group[side, x]
     state.still_grouped[group] -= 1
     if side == _LEAVE:
+        state.left[x] = now
         # A port is free when the last byte has left: the latency occupies neither of the two.
         state.is_busy[0, messages.ports[0, x]] = 0
         state.is_busy[1, messages.ports[1, x]] = 0
@@ -284,9 +304,35 @@ def _start_if_free(messages: Messages, state: _State, x: int, now: int) -> None:
         state.is_busy[side, messages.ports[side, x]] = 1
         ahead, behind = state.before[side, x], state.following[side, x]
         state.following[side, ahead], state.before[side, behind] = behind, ahead
+    if messages.num_shared > 0:
+        stream = messages.ports[0, x]
+        _send_on(state, now)
+        start_stream(state.streams, stream, messages.busy[x])
+        state.in_stream[stream] = x
+        return
     for what in (_LEAVE, _ARRIVE):
         when = now + messages.busy[x] + (messages.latency[x] if what == _ARRIVE else 0)
         _push(state, when, 3 * x + what)
+
+
+@inlined
+def _send_on(state: _State, now: int) -> None:
+    """Bring the streams to this moment, at the shares that held until now."""
+    if state.counts[_SENT_ON] < now:
+        send_on(state.streams, now - state.counts[_SENT_ON])
+        state.counts[_SENT_ON] = now
+
+
+@inlined
+def _end_one(state: _State, now: int) -> int:
+    """End a stream whose message leaves at this moment and return it; -1 if there is none."""
+    _send_on(state, now)
+    stream = first_ended(state.streams)
+    if stream >= 0:
+        end_stream(state.streams, stream)
+    else:
+        state.streams.state[1] = 1
+    return int(stream)
 
 
 @compiled
@@ -299,15 +345,31 @@ def _play(steps: Steps, messages: Messages, state: _State) -> int:
             state.first_fed[messages.feeder[x]] = x
     for device in range(len(state.at)):
         _push(state, 0, 3 * device + _RESUME)
-    end_ns = 0
-    while state.counts[_SIZE] > 0:
-        now, code = state.times[0], _pop(state)
-        what, subject = code % 3, code // 3
+    now, end_ns, next_leave = 0, 0, NEVER_NS
+    while True:
+        event_ns = state.times[0] if state.counts[_SIZE] > 0 else NEVER_NS
+        # Shares hold until time moves: many messages may leave and start at one moment.
+        if state.streams.state[1] > 0 and event_ns > now and next_leave != now:
+            share_ports(state.streams)
+            next_leave = next_end(state.streams, now)
+        if min(event_ns, next_leave) >= NEVER_NS:
+            break
+        if next_leave <= event_ns:
+            now = next_leave
+            stream = _end_one(state, now)
+            if stream < 0:  # all have left that leave now
+                next_leave = NEVER_NS
+                continue
+            what, subject = _LEAVE, state.in_stream[stream]
+            _push(state, now + messages.latency[subject], 3 * subject + _ARRIVE)
+        else:
+            now, code = event_ns, _pop(state)
+            what, subject = code % 3, code // 3
         end_ns = max(end_ns, now)
         state.counts[_STARTING] = 0
         device = subject
         if what != _RESUME:
-            _finish(messages, state, what, subject)
+            _finish(messages, state, what, subject, now)
             device = _freed(steps, messages, state, what, subject, now)
         if device >= 0:
             _advance(steps, messages, state, device, now)

@@ -48,9 +48,12 @@ class Messages(NamedTuple):
     Attributes:
         source, target: int32 ``[X]``.
         feeder: int64 ``[X]``, message that has to arrive before this one can leave, or -1.
-        ports: int64 ``[2, X]``, port that it leaves by (0) and port that it enters by (1).
+        ports: int64 ``[2, X]``, port that it leaves by (0) and port that it enters by (1), which
+            serve one message at a time; where ports are shared, its stream, twice.
         num_ports: ports of either kind, P.
-        busy: int64 ``[X]``, time that it occupies both; 0 until it is known.
+        stream_ports: int64 ``[2, S]``, ports that streams share; none where ports are not shared.
+        num_shared: shared ports of either kind.
+        busy: int64 ``[X]``, time that it occupies both, alone; 0 until it is known.
         latency: int64 ``[X]``, between leaving and arriving; 0 until it is known.
         group: int64 ``[2, X]``, group of messages that it belongs to at its source and its target.
         group_ptr: int64 ``[G+1]``, members of each group in `members`.
@@ -65,6 +68,8 @@ class Messages(NamedTuple):
     feeder: Ints
     ports: IntTable
     num_ports: int
+    stream_ports: IntTable
+    num_shared: int
     busy: Ints
     latency: Ints
     group: IntTable
@@ -83,11 +88,15 @@ class Messages(NamedTuple):
         groups: tuple[Ints, Ints, Ints, Ints],
         *,
         is_fifo: bool,
+        shared: tuple[IntTable, int] | None = None,
     ) -> "Messages":
-        """Take messages whose times are not known yet."""
+        """Take messages whose times are not known yet; `shared` are the ports of streams."""
         nothing = np.zeros_like(feeder)
         source, target = (end.copy() for end in ends)
-        return cls(source, target, feeder, *ports, nothing, nothing, *groups, int(is_fifo), 1.0)
+        streams = (np.zeros((2, 0), np.int64), 0) if shared is None else shared
+        return cls(
+            source, target, feeder, *ports, *streams, nothing, nothing, *groups, int(is_fifo), 1.0
+        )
 
 
 def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:

@@ -2,10 +2,11 @@
 
 The model, per device: one compute lane, which stands still at a `CommWait`; for links inside the
 node one port that sends and one that receives, and for links between nodes the two ports of its
-NIC, all independent of each other. A message starts once both ends have launched it, the data that
-it passes on has arrived, and both ports are free; it occupies both for ``Link.busy_s`` and arrives
-the link's latency later. `MESSAGE_ORDERS` lists the rules by which a free port chooses a message,
-and other reasons to wait. Attention takes the time of its blocks of threads (`KernelWork`),
+NIC, all independent of each other. A message is ready once both ends have launched it and the data
+that it passes on has arrived. `PORT_SHARINGS` lists how messages share ports: one has both of its
+ports for ``Link.busy_s``, or messages from one device to another go one after the other, and those
+of different devices at once, at max-min fair shares (`fair_rates`). It arrives the link's latency
+later. `MESSAGE_ORDERS` lists the rules by which a message is chosen, and other reasons to wait. Attention takes the time of its blocks of threads (`KernelWork`),
 reductions `reduction_seconds`, each after the launch of its kernel. Backward starts when the
 slowest device has finished forward. Times are whole nanoseconds, durations rounded up.
 
@@ -39,6 +40,7 @@ from dcp_planner.simulation.event_tables import (
     message_times,
     nanoseconds,
     ports_of,
+    streams_of,
 )
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace, message_names, wait_name
 from dcp_planner.tables.head_groups import expand_head_groups
@@ -178,7 +180,14 @@ class DirectionModel:
         is the result of `find_feeders`, if the caller has it.
         """
         link = cluster.link_class(transfers.source, transfers.target)
-        ports, num_ports = ports_of(transfers.source, transfers.target, cluster)
+        shared = None
+        if cluster.is_sharing_ports:
+            stream, *shared_ports = streams_of(transfers, cluster)
+            shared = tuple(shared_ports)
+            # A stream is a port of its own, at both ends: its messages go one after the other.
+            ports, num_ports = np.stack([stream, stream]), shared[0].shape[1]
+        else:
+            ports, num_ports = ports_of(transfers.source, transfers.target, cluster)
         steps = Steps.of(programs, cluster.num_devices)
         bundles = Bundles.of(steps, transfers)
         if feeder is None:
@@ -188,6 +197,7 @@ class DirectionModel:
         messages = Messages.of(
             (transfers.source, transfers.target), feeder, (ports, num_ports),
             groups_of(steps, transfers, cluster), is_fifo=cluster.message_order == "fifo",
+            shared=shared,
         )  # fmt: skip
         if rows is None:
             rows = np.arange(len(transfers))
@@ -267,7 +277,7 @@ class DirectionModel:
         messages = self.messages._replace(
             busy=prices.busy_ns, latency=prices.latency_ns, slowdown=prices.slowdown
         )
-        begun, ended, started, at, end_ns = run_events(steps, messages)
+        begun, ended, started, left, at, end_ns = run_events(steps, messages)
         stuck = np.flatnonzero(at < steps.row_ptr[1:])
         if stuck.size:
             raise PlanError(
@@ -279,8 +289,7 @@ class DirectionModel:
             held_ns = max(0, host_ns - int(end_ns) - round(rest_s * 1e9))
             begins = self.programs.op == COPY
             begun, ended = begun + held_ns * ~begins, ended + held_ns
-            started = np.where(started >= 0, started + held_ns, -1)
-        left = started + prices.busy_ns
+            started, left = (np.where(when >= 0, when + held_ns, -1) for when in (started, left))
         clocks = Clocks(int(end_ns), host_ns, held_ns)
         return Played(self, begun, ended, started, left, left + prices.latency_ns, clocks)
 
