@@ -20,7 +20,7 @@ from dcp_planner import (
     simulate,
     write_plan,
 )
-from dcp_planner.simulation import PlanModel
+from dcp_planner.simulation import PlanModel, StreamPorts
 from dcp_runtime.emulation import emulate
 from dcp_runtime.emulation.clocks import DilatedClock, VirtualClock
 from dcp_runtime.emulation.emulate import Emulation, emulate_plan, held_by_hosts, run_once
@@ -36,7 +36,8 @@ MS = 1_000_000
 def costs(streams, ports, messages, order="any"):
     """Return the costs of messages ``(stream, busy ms, latency ms)`` between given ports."""
     stream, busy, latency = np.array(messages, np.int64).reshape(-1, 3).T
-    return Costs(stream, np.array(streams).T, ports, busy * MS, latency * MS, order)
+    shared = StreamPorts(np.array(streams).T.copy(), np.zeros(len(streams), np.int64), ports)
+    return Costs(stream, shared, busy * MS, latency * MS, order)
 
 
 def parcel(number, *, is_send, after=None):

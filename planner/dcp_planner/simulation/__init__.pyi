@@ -1,12 +1,10 @@
-from .event_tables import streams_of
+from .event_tables import StreamPorts, streams_of
 from .fair_rates import (
     NEVER_NS,
     Streams,
     end_stream,
     first_ended,
     next_end,
-    send_on,
-    share_ports,
     start_stream,
 )
 from .simulator import Clocks, PlanModel, Prices, clocks_of
@@ -19,14 +17,13 @@ __all__ = [
     "EventKind",
     "PlanModel",
     "Prices",
+    "StreamPorts",
     "Streams",
     "clocks_of",
     "end_stream",
     "first_ended",
     "message_names",
     "next_end",
-    "send_on",
-    "share_ports",
     "start_stream",
     "streams_of",
     "wait_name",

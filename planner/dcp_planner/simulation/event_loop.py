@@ -17,14 +17,12 @@ from dcp_planner.simulation.fair_rates import (
     end_stream,
     first_ended,
     next_end,
-    send_on,
-    share_ports,
     start_stream,
 )
 from dcp_planner.tables.programs import ATTENTION, LAUNCH, WAIT
 
 _LEAVE, _ARRIVE, _RESUME = 0, 1, 2
-_SIZE, _MADE, _STARTING, _SENT_ON = 0, 1, 2, 3
+_SIZE, _MADE, _STARTING = 0, 1, 2
 # 32 bits hold three codes for each of 2**30 messages; the 31 above them count the events.
 _CODE_BITS = 32
 
@@ -52,8 +50,7 @@ class _State(NamedTuple):
         to_start: int64 ``[X+1]``, messages that an event makes ready.
         times, codes: int64, a binary heap of events; a code holds the number of the event, which
             decides between equal times, and in its `_CODE_BITS` the kind of event and its subject.
-        counts: int64 ``[4]``, events in the heap, events made so far, messages in `to_start`, the
-            time up to which `streams` have been sent on.
+        counts: int64 ``[3]``, events in the heap, events made so far, messages in `to_start`.
         streams: that share ports; none where ports are not shared.
         in_stream: int64 ``[S]``, message under way in each stream.
     """
@@ -107,8 +104,8 @@ class _State(NamedTuple):
             next_fed=nothing_yet(size), has_arrived=np.zeros(size, np.uint8),
             still_grouped=np.diff(messages.group_ptr), follower=follower, under_way=none(devices),
             to_start=none(size + 1), times=none(events), codes=none(events),
-            counts=none(4), streams=Streams.of(messages.stream_ports, messages.num_shared),
-            in_stream=none(messages.stream_ports.shape[1]),
+            counts=none(3), streams=Streams.of(*messages.streams),
+            in_stream=none(len(messages.streams.part)),
         )  # fmt: skip
 
 
@@ -304,35 +301,14 @@ def _start_if_free(messages: Messages, state: _State, x: int, now: int) -> None:
         state.is_busy[side, messages.ports[side, x]] = 1
         ahead, behind = state.before[side, x], state.following[side, x]
         state.following[side, ahead], state.before[side, behind] = behind, ahead
-    if messages.num_shared > 0:
+    if messages.streams.num_ports > 0:
         stream = messages.ports[0, x]
-        _send_on(state, now)
-        start_stream(state.streams, stream, messages.busy[x])
+        start_stream(state.streams, stream, messages.busy[x], now)
         state.in_stream[stream] = x
         return
     for what in (_LEAVE, _ARRIVE):
         when = now + messages.busy[x] + (messages.latency[x] if what == _ARRIVE else 0)
         _push(state, when, 3 * x + what)
-
-
-@inlined
-def _send_on(state: _State, now: int) -> None:
-    """Bring the streams to this moment, at the shares that held until now."""
-    if state.counts[_SENT_ON] < now:
-        send_on(state.streams, now - state.counts[_SENT_ON])
-        state.counts[_SENT_ON] = now
-
-
-@inlined
-def _end_one(state: _State, now: int) -> int:
-    """End a stream whose message leaves at this moment and return it; -1 if there is none."""
-    _send_on(state, now)
-    stream = first_ended(state.streams)
-    if stream >= 0:
-        end_stream(state.streams, stream)
-    else:
-        state.streams.state[1] = 1
-    return int(stream)
 
 
 @compiled
@@ -348,18 +324,18 @@ def _play(steps: Steps, messages: Messages, state: _State) -> int:
     now, end_ns, next_leave = 0, 0, NEVER_NS
     while True:
         event_ns = state.times[0] if state.counts[_SIZE] > 0 else NEVER_NS
-        # Shares hold until time moves: many messages may leave and start at one moment.
-        if state.streams.state[1] > 0 and event_ns > now and next_leave != now:
-            share_ports(state.streams)
+        # Shares change when time moves: many messages may leave and start at one moment.
+        if event_ns > now and next_leave != now:
             next_leave = next_end(state.streams, now)
         if min(event_ns, next_leave) >= NEVER_NS:
             break
         if next_leave <= event_ns:
             now = next_leave
-            stream = _end_one(state, now)
+            stream = first_ended(state.streams, now)
             if stream < 0:  # all have left that leave now
                 next_leave = NEVER_NS
                 continue
+            end_stream(state.streams, stream, now)
             what, subject = _LEAVE, state.in_stream[stream]
             _push(state, now + messages.latency[subject], 3 * subject + _ARRIVE)
         else:

@@ -42,6 +42,23 @@ class Steps(NamedTuple):
         )
 
 
+class StreamPorts(NamedTuple):
+    """Streams of messages, and the ports that they share.
+
+    Attributes:
+        ports: int64 ``[2, S]``, that each stream sends and receives through.
+        part: int64 ``[S]``; streams of unequal parts never meet.
+        num_ports: to send through, and as many to receive through.
+    """
+
+    ports: IntTable
+    part: Ints
+    num_ports: int
+
+
+NO_STREAMS = StreamPorts(np.zeros((2, 0), np.int64), np.zeros(0, np.int64), 0)
+
+
 class Messages(NamedTuple):
     """The messages of one direction.
 
@@ -51,8 +68,7 @@ class Messages(NamedTuple):
         ports: int64 ``[2, X]``, port that it leaves by (0) and port that it enters by (1), which
             serve one message at a time; where ports are shared, its stream, twice.
         num_ports: ports of either kind, P.
-        stream_ports: int64 ``[2, S]``, ports that streams share; none where ports are not shared.
-        num_shared: shared ports of either kind.
+        streams: ports that streams share; none where ports are not shared.
         busy: int64 ``[X]``, time that it occupies both, alone; 0 until it is known.
         latency: int64 ``[X]``, between leaving and arriving; 0 until it is known.
         group: int64 ``[2, X]``, group of messages that it belongs to at its source and its target.
@@ -68,8 +84,7 @@ class Messages(NamedTuple):
     feeder: Ints
     ports: IntTable
     num_ports: int
-    stream_ports: IntTable
-    num_shared: int
+    streams: StreamPorts
     busy: Ints
     latency: Ints
     group: IntTable
@@ -88,14 +103,14 @@ class Messages(NamedTuple):
         groups: tuple[Ints, Ints, Ints, Ints],
         *,
         is_fifo: bool,
-        shared: tuple[IntTable, int] | None = None,
+        streams: StreamPorts | None = None,
     ) -> "Messages":
-        """Take messages whose times are not known yet; `shared` are the ports of streams."""
+        """Take messages whose times are not known yet."""
         nothing = np.zeros_like(feeder)
         source, target = (end.copy() for end in ends)
-        streams = (np.zeros((2, 0), np.int64), 0) if shared is None else shared
+        streams = NO_STREAMS if streams is None else streams
         return cls(
-            source, target, feeder, *ports, *streams, nothing, nothing, *groups, int(is_fifo), 1.0
+            source, target, feeder, *ports, streams, nothing, nothing, *groups, int(is_fifo), 1.0
         )
 
 
@@ -122,14 +137,11 @@ def ports_of(source: Indices, target: Indices, cluster: Cluster) -> tuple[IntTab
     return ports, num_ports
 
 
-def streams_of(transfers: Transfers, cluster: Cluster) -> tuple[Ints, IntTable, int]:
-    """Find the streams of messages: one for inputs and one for results, from device to device.
+def streams_of(transfers: Transfers, cluster: Cluster) -> tuple[Ints, StreamPorts]:
+    """Find the stream of each transfer, int64 ``[X]``, and the ports of all streams.
 
-    A transport has a connection for each, whose messages travel one after the other.
-
-    Returns:
-        The stream of each transfer, int64 ``[X]``; the ports of each stream, int64 ``[2, S]``; the
-        number of ports.
+    There is one for inputs and one for results, from each device to each other: a transport has a
+    connection for each, whose messages travel one after the other.
     """
     is_result = transfers.kind >= TransferKind.OUT
     devices = np.int64(cluster.num_devices)
@@ -137,7 +149,9 @@ def streams_of(transfers: Transfers, cluster: Cluster) -> tuple[Ints, IntTable, 
     found, stream = np.unique(pair, return_inverse=True)
     source, target = np.divmod(found // 2, devices)
     ports, num_ports = ports_of(source.astype(np.int32), target.astype(np.int32), cluster)
-    return stream.astype(np.int64), ports, num_ports
+    # Behind the ports of devices are those of NICs, which are one part.
+    part = np.append(cluster.node_of_device, cluster.nodes)[np.minimum(ports[0], devices)]
+    return stream.astype(np.int64), StreamPorts(ports, part, num_ports)
 
 
 def launches_of_waits(programs: ProgramTable) -> Ints:

@@ -180,12 +180,11 @@ class DirectionModel:
         is the result of `find_feeders`, if the caller has it.
         """
         link = cluster.link_class(transfers.source, transfers.target)
-        shared = None
+        streams = None
         if cluster.is_sharing_ports:
-            stream, *shared_ports = streams_of(transfers, cluster)
-            shared = tuple(shared_ports)
+            stream, streams = streams_of(transfers, cluster)
             # A stream is a port of its own, at both ends: its messages go one after the other.
-            ports, num_ports = np.stack([stream, stream]), shared[0].shape[1]
+            ports, num_ports = np.stack([stream, stream]), len(streams.part)
         else:
             ports, num_ports = ports_of(transfers.source, transfers.target, cluster)
         steps = Steps.of(programs, cluster.num_devices)
@@ -197,7 +196,7 @@ class DirectionModel:
         messages = Messages.of(
             (transfers.source, transfers.target), feeder, (ports, num_ports),
             groups_of(steps, transfers, cluster), is_fifo=cluster.message_order == "fifo",
-            shared=shared,
+            streams=streams,
         )  # fmt: skip
         if rows is None:
             rows = np.arange(len(transfers))

@@ -17,12 +17,11 @@ from dcp_planner.model import MessageOrder
 from dcp_planner.simulation import (
     NEVER_NS,
     PlanModel,
+    StreamPorts,
     Streams,
     end_stream,
     first_ended,
     next_end,
-    send_on,
-    share_ports,
     start_stream,
     streams_of,
 )
@@ -45,16 +44,14 @@ class Costs:
 
     Attributes:
         stream: int64 ``[X]``, connection of each transfer.
-        ports: int64 ``[2, S]``, of each connection.
-        num_ports: ports to send through, and as many to receive through.
+        ports: of each connection.
         busy_ns: int64 ``[X]``, for which a transfer occupies ports that it has alone.
         latency_ns: int64 ``[X]``.
         order: in which a connection serves messages that are ready.
     """
 
     stream: Ints
-    ports: Ints
-    num_ports: int
+    ports: StreamPorts
     busy_ns: Ints
     latency_ns: Ints
     order: MessageOrder = "any"
@@ -62,12 +59,12 @@ class Costs:
     @classmethod
     def of_plan(cls, model: PlanModel, flat: Plan) -> "Costs":
         """Price the messages of both directions of an expanded plan."""
-        stream, ports, num_ports = streams_of(flat.transfers, flat.cluster)
+        stream, ports = streams_of(flat.transfers, flat.cluster)
         busy, latency = np.zeros((2, len(stream)), np.int64)
         for direction, part in model.directions.items():
             prices = model.price(direction)
             busy[part.rows], latency[part.rows] = prices.busy_ns, prices.latency_ns
-        return cls(stream, ports, num_ports, busy, latency, flat.cluster.message_order)
+        return cls(stream, ports, busy, latency, flat.cluster.message_order)
 
 
 class Fabric:
@@ -81,14 +78,14 @@ class Fabric:
 
     def __init__(self, costs: Costs) -> None:
         self.now_ns, self._costs = 0, costs
-        self._streams = Streams.of(costs.ports, costs.num_ports)
+        self._streams = Streams.of(*costs.ports)
         self._posted: dict[int, _Message] = {}
         self._current: dict[int, _Message] = {}
         # By stream: messages in line, by their number or, first in first out, by their turn.
         self._lines: dict[int, list[tuple[int, int, _Message]]] = {}
         self._arriving: list[tuple[int, int, Parcel]] = []
         self._turn = count()
-        self._next_end, self._is_advancing = NEVER_NS, False
+        self._is_advancing = False
 
     def post(self, parcel: Parcel) -> None:
         """Note that an end of a message is there; with the second end it is ready."""
@@ -115,17 +112,12 @@ class Fabric:
         self._current[stream] = message
         for parcel in message.ends:
             parcel.start_ns = self.now_ns + message.latency_ns * (not parcel.bundle.is_send)
-        start_stream(self._streams, stream, message.busy_ns)
+        start_stream(self._streams, stream, message.busy_ns, self.now_ns)
 
     def next_ns(self) -> int:
         """Return when the next message leaves or arrives if no other is posted, or `NEVER_NS`."""
-        self._share()
-        return min(self._next_end, self._arriving[0][0] if self._arriving else NEVER_NS)
-
-    def _share(self) -> None:
-        if self._streams.state[1]:
-            share_ports(self._streams)
-            self._next_end = next_end(self._streams, self.now_ns)
+        leaves_ns = int(next_end(self._streams, self.now_ns))
+        return min(leaves_ns, self._arriving[0][0] if self._arriving else NEVER_NS)
 
     def advance(self, until_ns: int) -> None:
         """Let time pass: messages leave and arrive, their parcels end and call their followers.
@@ -137,24 +129,18 @@ class Fabric:
         self._is_advancing = True
         try:
             while (when := self.next_ns()) <= until_ns:
-                self._pass_to(when)
+                self.now_ns = max(self.now_ns, when)
                 self._settle()
-            self._pass_to(until_ns)
+            self.now_ns = max(self.now_ns, until_ns)
         finally:
             self._is_advancing = False
-
-    def _pass_to(self, when: int) -> None:
-        if when > self.now_ns:
-            self._share()
-            send_on(self._streams, when - self.now_ns)
-            self.now_ns = when
 
     def _settle(self) -> None:
         """End what ends at this moment; the followers may post more."""
         while self._arriving and self._arriving[0][0] <= self.now_ns:
             heapq.heappop(self._arriving)[2].finish(end_ns=self.now_ns)
-        while (stream := first_ended(self._streams)) >= 0:
-            end_stream(self._streams, stream)
+        while (stream := int(first_ended(self._streams, self.now_ns))) >= 0:
+            end_stream(self._streams, stream, self.now_ns)
             message = self._current.pop(stream)
             self._start_next(stream)
             for parcel in message.ends:
