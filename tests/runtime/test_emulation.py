@@ -23,7 +23,7 @@ from dcp_planner import (
 from dcp_planner.simulation import PlanModel, StreamPorts
 from dcp_runtime.emulation import emulate
 from dcp_runtime.emulation.clocks import DilatedClock, VirtualClock
-from dcp_runtime.emulation.emulate import Emulation, emulate_plan, held_by_hosts, run_once
+from dcp_runtime.emulation.emulate import Emulation, emulate_once, emulate_plan, held_by_hosts
 from dcp_runtime.emulation.fabric import Costs, Fabric
 from dcp_runtime.emulation.report import to_text
 from dcp_runtime.errors import RunError
@@ -126,15 +126,10 @@ def plans(lab):
     return plan_for
 
 
-def virtual(plan, *, overlap=True):
-    setting = emulate._Setting.of(plan, overlap=overlap)
-    return run_once(setting, VirtualClock(plan.num_devices, Fabric(setting.costs)))
-
-
 @pytest.mark.parametrize("order", ["any", "grouped", "fifo"])
 def test_every_rank_does_what_the_simulator_plays(plans, order):
     plan = plans("static:ring", order)
-    found, expected = virtual(plan), simulate(plan)
+    found, expected = emulate_once(plan), simulate(plan)
     for kind in ("attention", "reduction", "send", "receive"):
         chosen = [
             sorted(zip(t.device[rows].tolist(), t.division[rows].tolist(), strict=True))
@@ -148,33 +143,33 @@ def test_every_rank_does_what_the_simulator_plays(plans, order):
 
 def test_the_same_run_gives_the_same_times(plans):
     plan = plans("portfolio", "grouped")
-    first, again = virtual(plan), virtual(plan)
+    first, again = emulate_once(plan), emulate_once(plan)
     assert first.seconds() == again.seconds()
     assert np.array_equal(first.end_ns, again.end_ns)
 
 
 def test_a_plan_whose_messages_meet_nowhere_takes_what_is_predicted(plans):
     plan = plans("static:zigzag", "grouped", (1, 2), host_message_s=0.0)
-    assert virtual(plan).seconds() == pytest.approx(simulate(plan).seconds(), rel=1e-3)
+    assert emulate_once(plan).seconds() == pytest.approx(simulate(plan).seconds(), rel=1e-3)
 
 
 def test_hosts_that_need_longer_hold_the_devices_up(plans):
     plan = plans("static:ring", "grouped", pass_s=0.01)
-    trace, expected = virtual(plan), simulate(plan)
+    trace, expected = emulate_once(plan), simulate(plan)
     assert expected.seconds(is_backward=False) > 0.01
     assert trace.seconds(is_backward=False) == expected.seconds(is_backward=False)
     assert trace.seconds() == expected.seconds()
 
 
 def test_nothing_is_added_where_the_host_is_fast(plans):
-    trace = virtual(plans("static:ring", "grouped"))
+    trace = emulate_once(plans("static:ring", "grouped"))
     same = held_by_hosts(trace, {"forward": 0, "backward": 0}, 8)
     assert np.array_equal(same.start_ns, trace.start_ns)
 
 
 def test_without_overlap_it_takes_longer(plans):
     plan = plans("static:ring", "grouped", intra_bytes_per_s=2e10)
-    assert virtual(plan, overlap=False).seconds() > 1.02 * virtual(plan).seconds()
+    assert emulate_once(plan, overlap=False).seconds() > 1.02 * emulate_once(plan).seconds()
 
 
 def test_dilated_time_gives_the_times_of_virtual_time(plans):
@@ -234,7 +229,7 @@ def test_ctrl_c_ends_all_ranks(monkeypatch):
 
 def test_the_machine_that_adds_too_much_is_said_and_asked_again(plans, monkeypatch):
     plan, asked = plans("static:ring", "grouped"), []
-    trace = virtual(plan)
+    trace = emulate_once(plan)
     late = replace(trace, end_ns=trace.end_ns * 2)
 
     def repeat(setting, dilation, say):
@@ -253,7 +248,7 @@ def test_the_machine_that_adds_too_much_is_said_and_asked_again(plans, monkeypat
 
 
 def test_text_of_a_quiet_run(plans):
-    trace = virtual(plans("static:ring", "grouped"))
+    trace = emulate_once(plans("static:ring", "grouped"))
     text = to_text(Emulation(8, 50, 1e-3, 1e-3, (1.01e-3, 1.02e-3, 1.0e-3), trace, True))
     assert "measured / predicted 1.010" in text
     assert "3 runs within 2.0%; this machine added 1.0% to 1.000 ms in virtual time" in text
@@ -320,5 +315,5 @@ def test_too_many_devices_are_refused_with_their_number(lab):
 def test_head_groups_are_emulated_as_they_are_simulated(plans):
     plan = plans("static:heads_context", "grouped")
     assert plan.head_groups > 1
-    assert virtual(plan).seconds() == pytest.approx(simulate(plan).seconds(), rel=0.2)
+    assert emulate_once(plan).seconds() == pytest.approx(simulate(plan).seconds(), rel=0.2)
     assert PlanModel.of(plan).flat.num_devices == 8

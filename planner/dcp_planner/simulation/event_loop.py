@@ -99,8 +99,8 @@ class _State(NamedTuple):
         return cls(
             following=alone, before=alone.copy(), is_busy=np.zeros((2, ports), np.int64),
             begun=nothing_yet(rows), ended=nothing_yet(rows), at=steps.row_ptr[:-1].copy(),
-            still_open=none(rows), started=nothing_yet(size),
-            left=nothing_yet(size), launch_row=np.full((2, size), -1, np.int64), first_fed=nothing_yet(size),
+            still_open=none(rows), started=nothing_yet(size), left=nothing_yet(size),
+            launch_row=np.full((2, size), -1, np.int64), first_fed=nothing_yet(size),
             next_fed=nothing_yet(size), has_arrived=np.zeros(size, np.uint8),
             still_grouped=np.diff(messages.group_ptr), follower=follower, under_way=none(devices),
             to_start=none(size + 1), times=none(events), codes=none(events),
@@ -311,52 +311,74 @@ def _start_if_free(messages: Messages, state: _State, x: int, now: int) -> None:
         _push(state, when, 3 * x + what)
 
 
-@compiled
-def _play(steps: Steps, messages: Messages, state: _State) -> int:
-    """Handle events in time until there are none; return the time of the last one."""
+@inlined
+def _list_fed(messages: Messages, state: _State) -> None:
+    """List for each message those that pass it on."""
     # Backwards, since each message goes to the head of its list: lists then rise.
     for x in range(len(messages.source) - 1, -1, -1):
         if messages.feeder[x] >= 0:
             state.next_fed[x] = state.first_fed[messages.feeder[x]]
             state.first_fed[messages.feeder[x]] = x
+
+
+@inlined
+def _leave_stream(messages: Messages, state: _State, now: int) -> int:
+    """Let a message leave that has no work left at this moment and return it; -1 if none has."""
+    stream = first_ended(state.streams, now)
+    if stream < 0:
+        return -1
+    end_stream(state.streams, stream, now)
+    x = state.in_stream[stream]
+    _push(state, now + messages.latency[x], 3 * x + _ARRIVE)
+    return int(x)
+
+
+@inlined
+def _handle(
+    steps: Steps, messages: Messages, state: _State, what: int, subject: int, now: int
+) -> None:
+    """Handle an event, and start the messages that it sets free."""
+    state.counts[_STARTING] = 0
+    device = subject
+    if what != _RESUME:
+        _finish(messages, state, what, subject, now)
+        device = _freed(steps, messages, state, what, subject, now)
+    if device >= 0:
+        _advance(steps, messages, state, device, now)
+    starting = state.counts[_STARTING]
+    for n in range(starting):
+        _enqueue(messages, state, state.to_start[n])
+    # New messages first, then the first in line at each of the two ports that became free. One
+    # loop for both, since `_start_if_free` is compiled into every place of call.
+    for n in range(starting + (2 if what == _LEAVE else 0)):
+        x = state.to_start[n] if n < starting else -1
+        if n >= starting:
+            x = _first_in_line(messages, state, n - starting, subject)
+        _start_if_free(messages, state, x, now)
+
+
+@compiled
+def _play(steps: Steps, messages: Messages, state: _State) -> int:
+    """Handle events in time until there are none; return the time of the last one."""
+    _list_fed(messages, state)
     for device in range(len(state.at)):
         _push(state, 0, 3 * device + _RESUME)
-    now, end_ns, next_leave = 0, 0, NEVER_NS
+    now, next_leave = 0, NEVER_NS
     while True:
         event_ns = state.times[0] if state.counts[_SIZE] > 0 else NEVER_NS
         # Shares change when time moves: many messages may leave and start at one moment.
         if event_ns > now and next_leave != now:
             next_leave = next_end(state.streams, now)
         if min(event_ns, next_leave) >= NEVER_NS:
-            break
-        if next_leave <= event_ns:
-            now = next_leave
-            stream = first_ended(state.streams, now)
-            if stream < 0:  # all have left that leave now
+            return int(now)
+        now = min(event_ns, next_leave)
+        what, subject = _LEAVE, -1
+        if next_leave == now:
+            subject = _leave_stream(messages, state, now)
+            if subject < 0:  # all have left that leave now
                 next_leave = NEVER_NS
                 continue
-            end_stream(state.streams, stream, now)
-            what, subject = _LEAVE, state.in_stream[stream]
-            _push(state, now + messages.latency[subject], 3 * subject + _ARRIVE)
         else:
-            now, code = event_ns, _pop(state)
+            code = _pop(state)
             what, subject = code % 3, code // 3
-        end_ns = max(end_ns, now)
-        state.counts[_STARTING] = 0
-        device = subject
-        if what != _RESUME:
-            _finish(messages, state, what, subject, now)
-            device = _freed(steps, messages, state, what, subject, now)
-        if device >= 0:
-            _advance(steps, messages, state, device, now)
-        starting = state.counts[_STARTING]
-        for n in range(starting):
-            _enqueue(messages, state, state.to_start[n])
-        # New messages first, then the first in line at each of the two ports that became free. One
-        # loop for both, since `_start_if_free` is compiled into every place of call.
-        for n in range(starting + (2 if what == _LEAVE else 0)):
-            x = state.to_start[n] if n < starting else -1
-            if n >= starting:
-                x = _first_in_line(messages, state, n - starting, subject)
-            _start_if_free(messages, state, x, now)
-    return int(end_ns)
+        _handle(steps, messages, state, what, subject, now)

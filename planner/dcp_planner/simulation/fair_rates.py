@@ -176,7 +176,6 @@ def _share_ports(streams: Streams, c: int) -> None:
     """
     begin, count = streams.part_ptr[c], streams.count[c]
     ports, free, waiting = streams.ports, streams.free, streams.waiting
-    equal, least = streams.equal, streams.least
     for k in range(count):
         s = streams.active[begin + k]
         streams.waiting_for[k] = s
@@ -187,35 +186,49 @@ def _share_ports(streams: Streams, c: int) -> None:
         for side in range(2):
             waiting[side, ports[side, streams.waiting_for[k]]] += 1
     while count > 0:
-        for k in range(count):
-            s = streams.waiting_for[k]
-            for side in range(2):
-                port = ports[side, s]
-                equal[side, port] = free[side, port] / waiting[side, port]
-                least[side, port] = 2.0
-        for k in range(count):
-            s = streams.waiting_for[k]
-            a, b = ports[0, s], ports[1, s]
-            least[0, a] = min(least[0, a], equal[1, b])
-            least[1, b] = min(least[1, b], equal[0, a])
-        kept = 0
-        for k in range(count):
-            s = streams.waiting_for[k]
-            a, b = ports[0, s], ports[1, s]
-            # A port holds its streams up if no other port holds one of them up more: what leaves a
-            # port takes at most an equal part of it, so equal parts never fall.
-            if equal[0, a] <= least[0, a] * (1.0 + _EPSILON):
-                share = equal[0, a]
-            elif equal[1, b] <= least[1, b] * (1.0 + _EPSILON):
-                share = equal[1, b]
-            else:
-                streams.waiting_for[kept] = s
-                kept += 1
-                continue
-            streams.share[s] = share
-            free[0, a] -= share
-            free[1, b] -= share
-            waiting[0, a] -= 1
-            waiting[1, b] -= 1
-        count = kept
+        _part_equally(streams, count)
+        count = _settle(streams, count)
     streams.state[c] = _FRESH
+
+
+@compiled
+def _part_equally(streams: Streams, count: int) -> None:
+    """Find the equal parts of ports, and the least equal part of the ports at their other ends."""
+    ports, equal, least = streams.ports, streams.equal, streams.least
+    for k in range(count):
+        s = streams.waiting_for[k]
+        for side in range(2):
+            port = ports[side, s]
+            equal[side, port] = streams.free[side, port] / streams.waiting[side, port]
+            least[side, port] = 2.0
+    for k in range(count):
+        s = streams.waiting_for[k]
+        a, b = ports[0, s], ports[1, s]
+        least[0, a] = min(least[0, a], equal[1, b])
+        least[1, b] = min(least[1, b], equal[0, a])
+
+
+@compiled
+def _settle(streams: Streams, count: int) -> int:
+    """Give streams their shares whose ports hold them up; return how many still wait for theirs.
+
+    A port holds its streams up if no other port holds one of them up more: what leaves a port takes
+    at most an equal part of it, so equal parts never fall.
+    """
+    kept, equal, least = 0, streams.equal, streams.least
+    for k in range(count):
+        s = streams.waiting_for[k]
+        a, b = streams.ports[0, s], streams.ports[1, s]
+        if equal[0, a] <= least[0, a] * (1.0 + _EPSILON):
+            share = equal[0, a]
+        elif equal[1, b] <= least[1, b] * (1.0 + _EPSILON):
+            share = equal[1, b]
+        else:
+            streams.waiting_for[kept] = s
+            kept += 1
+            continue
+        streams.share[s] = share
+        for side, port in ((0, a), (1, b)):
+            streams.free[side, port] -= share
+            streams.waiting[side, port] -= 1
+    return kept

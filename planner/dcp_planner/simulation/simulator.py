@@ -6,9 +6,10 @@ NIC, all independent of each other. A message is ready once both ends have launc
 that it passes on has arrived. `PORT_SHARINGS` lists how messages share ports: one has both of its
 ports for ``Link.busy_s``, or messages from one device to another go one after the other, and those
 of different devices at once, at max-min fair shares (`fair_rates`). It arrives the link's latency
-later. `MESSAGE_ORDERS` lists the rules by which a message is chosen, and other reasons to wait. Attention takes the time of its blocks of threads (`KernelWork`),
-reductions `reduction_seconds`, each after the launch of its kernel. Backward starts when the
-slowest device has finished forward. Times are whole nanoseconds, durations rounded up.
+later. `MESSAGE_ORDERS` lists the rules by which a message is chosen, and other reasons to wait.
+Attention takes the time of its blocks of threads (`KernelWork`), reductions `reduction_seconds`,
+each after the launch of its kernel. Backward starts when the slowest device has finished forward.
+Times are whole nanoseconds, durations rounded up.
 
 The host has a clock of its own: `host_seconds` for each direction. Where it does not run ahead of
 its device, a direction begins with its work. Where it does, it works on the next layer meanwhile,

@@ -206,6 +206,12 @@ def run_once(setting: _Setting, clock: Clock) -> Trace:
     return held_by_hosts(traces[0], setting.host_ns, len(setting.parts))
 
 
+def emulate_once(plan: Plan, *, overlap: bool = True) -> Trace:
+    """Run a plan in virtual time; like `emulate_plan`, without the host's share."""
+    setting = _Setting.of(plan, overlap=overlap)
+    return run_once(setting, VirtualClock(plan.num_devices, Fabric(setting.costs)))
+
+
 def held_by_hosts(trace: Trace, host_ns: dict[Direction, int], devices: int) -> Trace:
     """Add the time for which devices wait for hosts that run ahead, as the simulator does.
 

@@ -133,6 +133,7 @@ class DevicePlan:
         heads: how the heads of whole tokens are cut into those of the plan.
         num_local: tokens that the device owns; they are the first rows of the working buffers.
         transfers: by row of the plan's table.
+        passed_on: those that arrive and are sent on from here.
     """
 
     plan: Plan
@@ -142,6 +143,7 @@ class DevicePlan:
     forward: DirectionPlan
     backward: DirectionPlan
     transfers: Mapping[int, Transfer]
+    passed_on: frozenset[int] = frozenset()
 
     def of(self, direction: Direction) -> DirectionPlan:
         """Return the work of one direction."""
@@ -163,6 +165,7 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
         forward=_direction_plan(plan, device, "forward", pieces, transfers),
         backward=_direction_plan(plan, device, "backward", pieces, transfers),
         transfers=transfers,
+        passed_on=frozenset(t.brought_by for t in transfers.values() if t.brought_by >= 0),
     )
 
 
