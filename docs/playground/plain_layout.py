@@ -92,6 +92,7 @@ class Layout:
         self.at, self.rest = 0, rest
         self.placed: list[Instance] = []  # in the order in which the layout writes them
         self.paths: list[list[int]] = []  # of each token those before it on its path, and itself
+        self.places: list[int] = []  # of each token how many stand before it on its longest path
         self.place_on_path: list[int] = []  # the tokens of the path so far
         names = [self.top, *part_names(self.parts)]
         self.found: dict[str, list[Instance]] = {name: [] for name in names}
@@ -99,8 +100,10 @@ class Layout:
 
     def walk(self, parts: list[Node], path: tuple[int, ...], within: Any, parent: Any) -> None:
         """Place parts and their repetitions, at `path` among those of the groups around them."""
-        begin = self.at
+        begin, base = self.at, self.place_on_path
         for part in parts:
+            if part[7]:
+                self.place_on_path = [*base, *range(begin, self.at)]
             paths = [(*path, i) for i in range(self.repeats(part, path))] if part[3] else [path]
             forks = self.element(part[5], path) if part[5] else [-1] * len(paths)
             if len(forks) != len(paths):
@@ -140,7 +143,9 @@ class Layout:
             if length < 0:
                 raise Refused("a length is negative")
             for token in range(self.at, self.at + length):
-                self.place_on_path = [*self.place_on_path, token]
+                before = self.place_on_path
+                self.places.append(max((self.places[each] + 1 for each in before), default=0))
+                self.place_on_path = [*before, token]
                 self.paths.append(self.place_on_path)
             self.at += length
         instance.end = self.at
@@ -345,6 +350,15 @@ class Frame:
             return self.outer.path(file, name, token)
         self.written(file, name)
         return self.layouts[file, file.module.names[name]].paths[token]
+
+    def place_on_path(self, file: Any, name: str, place: int) -> int:
+        """Return how many tokens stand before a place on its path, from the frame's start on."""
+        root = self
+        while root.outer:
+            root = root.outer
+        root.written(file, name)
+        places = root.layouts[file, file.module.names[name]].places
+        return places[self.start + place] - places[self.start]
 
     def index_of(self, segment: Node, position: int | None) -> int | None:
         """Return which of all instances of the sample a position lies in."""

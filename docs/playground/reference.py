@@ -376,10 +376,7 @@ class Reference:
         if fact == "path":
             assert isinstance(segment, nodes.Laid), "paths are those of a layout"
             file, name = statement_of(segment.statement), segment.name
-            before = len(self.frame.path(file, name, start)) - 1
-            depths = [
-                len(self.frame.path(file, name, start + at)) - 1 - before for at in range(self.size)
-            ]
+            depths = [self.frame.place_on_path(file, name, at) for at in range(self.size)]
             is_whole = name == file.name
             return [d if is_whole or i else None for d, i in zip(depths, labels, strict=True)]
         read: dict[str, Callable[[Instance, int], int]] = {

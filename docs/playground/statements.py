@@ -55,7 +55,7 @@ def _part(part: ast.Leaf | ast.Group, names: list[str]) -> tuple[Any, ...]:
     name = part.name.text if part.name else None
     names += [name] if name else []
     parents = part.parents and part.parents.text
-    rest = part.is_repeated, part.is_branch, parents, part.is_forked
+    rest = part.is_repeated, part.is_branch, parents, part.is_forked, part.is_join
     if isinstance(part, ast.Group):
         return ("group", name, [_part(inner, names) for inner in part.parts], *rest)
     return ("leaf", name, part.length and _length(part.length), *rest)

@@ -188,8 +188,7 @@ class Evaluator:
         frame = pair.frame
         if place is None or not 0 <= place < frame.end - frame.start:
             return None
-        before = len(frame.path(*tree, frame.start))
-        return len(frame.path(*tree, frame.start + place)) - before
+        return frame.place_on_path(*tree, place)
 
     def _attribute(self, scope: Scope, pair: Pair, base: Node, name: str) -> Any:
         if base == ("name", "row"):

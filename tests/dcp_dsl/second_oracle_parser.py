@@ -160,10 +160,14 @@ class Parser:
 
     def layout(self) -> list[Node]:
         parts: list[Node] = []
-        while self.word == "branch" or "[" in (found := self.words[self.at :][:2]) or "(" in found:
+        while (
+            self.word in ("branch", "join")
+            or "[" in (found := self.words[self.at :][:2])
+            or "(" in found
+        ):
             if self.word in (")", *STATEMENTS):
                 break
-            is_branch = bool(self.accept("branch"))
+            is_branch, is_join = bool(self.accept("branch")), bool(self.accept("join"))
             name = self.take() if self.word not in ("[", "(") else None
             if self.accept("("):
                 inside: Any = self.layout()
@@ -179,7 +183,7 @@ class Parser:
             is_from = bool(self.accept("from"))
             is_forked = is_from and bool(self.accept("token"))
             parents = self.column() if is_from else None
-            parts.append((kind, name, inside, is_repeated, is_branch, parents, is_forked))
+            parts.append((kind, name, inside, is_repeated, is_branch, parents, is_forked, is_join))
         return parts
 
     def every(self) -> Node:

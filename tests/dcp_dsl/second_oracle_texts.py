@@ -29,12 +29,14 @@ class Part:
     is_branch: bool = False
     parents: str | None = None
     is_forked: bool = False
+    is_join: bool = False
 
     def text(self) -> str:
         star = "*" if self.is_repeated else ""
         token = "token " if self.is_forked else ""
         star += f" from {token}{self.parents}" if self.parents else ""
-        name = ("branch " if self.is_branch else "") + (self.name or "")
+        word = "branch " if self.is_branch else "join " if self.is_join else ""
+        name = word + (self.name or "")
         if self.inner:
             return f"{name}({' '.join(part.text() for part in self.inner)}){star}"
         if self.is_rest:
@@ -266,6 +268,7 @@ class Text:
     def forked(self, part: Part) -> Part:
         """Make some parts branches, some of them with a column of parents."""
         part.is_branch = self.chance(30)
+        part.is_join = not part.is_branch and self.chance(25)
         if part.is_branch and part.is_repeated and self.chance(50):
             part.parents = self.new_name("from")
             part.is_forked = self.chance(50)

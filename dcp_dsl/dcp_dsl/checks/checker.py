@@ -248,9 +248,11 @@ def check_expression(
 def with_columns(attach: ast.Attach, scope: Scope) -> ast.Expr:
     """Return the mask that a `for` statement uses, with its columns read as ``row.column``.
 
-    ``for "*" having window use sliding(window = window)`` takes each row's own window.
+    ``for "*" having window use sliding(window = window)`` takes each row's own window; so does
+    ``for "*" use sliding(window = window) with window or 4k``.
     """
-    having = {column.text for column in attach.having} - RESERVED
+    filled = (r.new for r in attach.renames if r.default is not None)
+    having = {column.text for column in (*attach.having, *filled)} - RESERVED
 
     def read(name: ast.Name) -> ast.Expr:
         text = name.text
@@ -382,7 +384,7 @@ def _check_attach(attach: ast.Attach, checker: MaskChecker) -> None:
     seen: set[str] = set()
     for rename in attach.renames:
         if rename.new.text in seen:
-            checker.report("E108", f"`{rename.new.text}` is renamed twice", rename.new.span)
+            checker.report("E108", f"`{rename.new.text}` is named twice", rename.new.span)
         seen.add(rename.new.text)
 
 

@@ -16,7 +16,7 @@ from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.per_token import first_pair
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.programs import fork_columns, layout_columns, parent_columns
+from dcp_dsl.elaboration.programs import fork_columns, has_joins, layout_columns, parent_columns
 from dcp_dsl.errors import DatasetError, OverBudget
 from dcp_dsl.proof.worlds import find_level, node_at
 from dcp_dsl.syntax import ast
@@ -147,6 +147,12 @@ class _Alone:
         layout = self.whole.statement.source
         return self.is_tree and isinstance(layout, ast.Layout) and bool(fork_columns(layout))
 
+    @property
+    def has_joins(self) -> bool:
+        """Return whether a path may have several branches, so that `path` counts only one."""
+        layout = self.whole.statement.source
+        return self.is_tree and isinstance(layout, ast.Layout) and has_joins(layout)
+
     def is_run(self, segment: nodes.Segment) -> bool:
         """Return whether instances hold the same tokens, one after the other, alone as packed.
 
@@ -181,7 +187,7 @@ class _Alone:
                 return node
             case nodes.Free(_, type="tokens" | "int"):
                 return node
-            case nodes.Pos():
+            case nodes.Pos() if not self.has_joins:
                 return nodes.Lookup(self.whole, "path" if self.is_tree else "pos", node)
             case nodes.Arithmetic("-", nodes.Pos(), nodes.Pos()) if not self.is_tree:
                 return node  # a document is a run of the row
@@ -237,7 +243,7 @@ class _Alone:
             raise _UnknownError
         if not any(one):
             return node
-        if is_chained or not all(one):
+        if is_chained or self.has_joins or not all(one):
             raise _UnknownError
         return nodes.Const(0 if fact == "number" else 1)
 

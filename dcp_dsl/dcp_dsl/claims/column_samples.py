@@ -251,20 +251,21 @@ def complete_samples(
             columns = dict(base.columns)
             for name in names:
                 kind = kinds[name]
-                count = base.length if kind.segment is None else _count(kind.segment, columns, base)
+                own = kind.segment
+                count = base.length if own is None else count_values(own, columns, base.length)
                 columns[name] = _draw(kind, count, literals, rng, is_uniform=index == 0)
             yield Sample(columns, base.length)
 
 
-def _count(segment: nodes.Segment, columns: Mapping[str, Column], base: Sample) -> int:
+def count_values(segment: nodes.Segment, columns: Mapping[str, Column], length: int) -> int:
     """Return how many values a column of a segment has; 0 where the columns fit no layout.
 
     Evaluating a mask refuses samples that do not fit, so their number of values does not matter.
     """
-    if not base.length:
+    if not length:
         return 0
     try:
-        own = Frame.of(base.length, columns, Budget(STEPS_TO_COUNT)).instances(segment)
+        own = Frame.of(length, columns, Budget(STEPS_TO_COUNT)).instances(segment)
     except DatasetError:
         return 0
     # Several stretches of tokens may share an id, and an id may have none: `total` counts ids.

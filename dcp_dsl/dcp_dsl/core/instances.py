@@ -296,12 +296,23 @@ class Tree:
         start, end: int64 ``[P]``, tokens; the stretches fill the sample and none is empty.
         depth: int64 ``[P]``, tokens of the path in front of each.
         parent: int64 ``[P]``, the stretch that each goes on from, an earlier one; -1 for a root.
+        join, since, until: int64 ``[J]``, a stretch goes on from all tokens of ``[since, until)``,
+            too; its parent is what these go on from. A stretch may do so several times.
     """
 
     start: Ints
     end: Ints
     depth: Ints
     parent: Ints
+    join: Ints
+    since: Ints
+    until: Ints
+
+    @cached_property
+    def joined(self) -> list[tuple[int, int, int]]:
+        """Return each stretch that joins others, with the first of these and the one behind."""
+        first, stop = (np.searchsorted(self.start, at) for at in (self.since, self.until))
+        return list(zip(self.join.tolist(), first.tolist(), stop.tolist(), strict=True))
 
     @cached_property
     def sizes(self) -> Ints:
@@ -310,14 +321,19 @@ class Tree:
 
     @cached_property
     def paths(self) -> Ints:
-        """Paths from a root to a leaf through each stretch, int64 ``[P]``."""
-        return self._added_up(self.is_leaf.astype(np.int64))
+        """Ends of paths to which each stretch leads, int64 ``[P]``."""
+        found = self._added_up(self.is_leaf.astype(np.int64))
+        for join, first, stop in self.joined:
+            found[first:stop] += found[join]  # what is joined leads nowhere else
+        return found
 
     @cached_property
     def is_leaf(self) -> Bools:
         """True for stretches without a successor, ``[P]``."""
         is_leaf = np.ones(len(self.start), np.bool_)
         is_leaf[self.parent[self.parent >= 0]] = False
+        for _, first, stop in self.joined:
+            is_leaf[first:stop] = False
         return is_leaf
 
     def _added_up(self, values: Ints) -> Ints:
@@ -378,10 +394,14 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class Trunk:
-    """A place on a path: the token before it (-1: none), and the tokens of the path up to it."""
+    """A place on a path: the token before it (-1: none), and the tokens of the path up to it.
+
+    Where a join begins, `joined` are the runs of tokens that it joins, and `last` is before them.
+    """
 
     last: int = -1
     depth: int = 0
+    joined: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(slots=True)
@@ -391,24 +411,32 @@ class TreeBuilder:
     Attributes:
         trunk: where the next part of the layout goes on.
         cuts: borders behind tokens at which branches fork; they may lie inside a stretch.
+        joined: first tokens of stretches, each with a run of tokens that it joins.
         grown: the last stretches, as plain integers: arrays of one number cost ten times as much.
     """
 
     trunk: Trunk = Trunk()
     cuts: list[int] = field(default_factory=list)
     grown: list[tuple[int, int, int, int]] = field(default_factory=list)
-    columns: list[tuple[Ints, Ints, Ints, Ints]] = field(default_factory=list)
+    columns: list[tuple[Ints, ...]] = field(default_factory=list)
+    joined: list[tuple[int, int, int]] = field(default_factory=list)
 
     def grow(self, start: int, end: int) -> None:
         """Let the trunk go on over some tokens."""
         if end > start:
             self.grown.append((start, end, self.trunk.depth, self.trunk.last))
+            self.joined += [(start, *run) for run in self.trunk.joined]
             self.trunk = Trunk(end - 1, self.trunk.depth + end - start)
 
     def fork_behind(self, token: int) -> None:
         """Let the next stretch go on from a token; `finish` finds how deep it stands."""
         self.cuts.append(token + 1)
         self.trunk = Trunk(token)
+
+    def join(self, base: Trunk, begin: int, at: int) -> None:
+        """Let the trunk go on from all tokens of ``[begin, at)``, which go on from a base."""
+        if begin < at:
+            self.trunk = Trunk(base.last, base.depth, (*base.joined, (begin, at)))
 
     def fork(self, bounds: Ints) -> None:
         """Let stretches go on from the trunk side by side; ``[R + 1]`` borders between them."""
@@ -418,11 +446,11 @@ class TreeBuilder:
         start, end = start[has_tokens], end[has_tokens]
         base = np.full(len(start), self.trunk.depth), np.full(len(start), self.trunk.last)
         self.columns.append((start, end, *base))
+        self.joined += [(at, *run) for run in self.trunk.joined for at in start.tolist()]
 
     def _settle(self) -> None:
         if self.grown:
-            start, end, depth, last = np.array(self.grown, np.int64).T
-            self.columns.append((start, end, depth, last))
+            self.columns.append(tuple(np.array(self.grown, np.int64).T))
             self.grown.clear()
 
     def finish(self) -> Tree:
@@ -431,17 +459,35 @@ class TreeBuilder:
         none = np.empty(0, np.int64)
         columns = zip(*(self.columns or [(none,) * 4]), strict=True)
         start, end, depth, last = (np.concatenate(group) for group in columns)
-        if not self.cuts:
-            return Tree(start, end, depth, _stretch_of(last, end))
-        inside = np.setdiff1d(self.cuts, end)
+        if not self.cuts and not self.joined:
+            return Tree(start, end, depth, _stretch_of(last, end), none, none, none)
+        at, since, until = np.array(self.joined, np.int64).reshape(-1, 3).T
+        inside = np.setdiff1d(np.concatenate([np.array(self.cuts, np.int64), since]), [0, *end])
         starts, end = np.union1d(start, inside), np.union1d(end, inside)
         before = starts - 1  # what was one stretch goes on
         before[np.searchsorted(starts, start)] = last
-        parent = _stretch_of(before, end)
-        depths: list[int] = []
-        for above in parent.tolist():
-            depths.append(0 if above < 0 else depths[above] + int(end[above] - starts[above]))
-        return Tree(starts, end, np.array(depths, np.int64), parent)
+        parent, join = _stretch_of(before, end), np.searchsorted(starts, at)
+        tree = Tree(starts, end, starts, parent, join, since, until)
+        return replace(tree, depth=_depths(tree))
+
+
+def _depths(tree: Tree) -> Ints:
+    """Return how many tokens the longest path in front of each stretch has."""
+    joined: dict[int, list[tuple[int, int]]] = {}
+    for join, first, stop in tree.joined:
+        joined.setdefault(join, []).append((first, stop))
+    known: dict[int, tuple[int, int]] = {}  # by the first one: the stretch behind, longest path
+    depths, ends = list[int](), list[int]()
+    lengths = (tree.end - tree.start).tolist()
+    for index, (length, above) in enumerate(zip(lengths, tree.parent.tolist(), strict=True)):
+        depth = 0 if above < 0 else ends[above]
+        for first, stop in joined.get(index, ()):
+            seen, longest = known.get(first, (first, 0))
+            known[first] = max(seen, stop), max([longest, *ends[seen:stop]])
+            depth = max(depth, known[first][1])
+        depths.append(depth)
+        ends.append(depth + length)
+    return np.array(depths, np.int64)
 
 
 def _stretch_of(last: Ints, end: Ints) -> Ints:

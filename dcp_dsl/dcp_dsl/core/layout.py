@@ -120,9 +120,11 @@ class _LayoutBinder(LayoutColumns):
         is_top: bool = False,
     ) -> int:
         """Lay parts out from position `at`; give the position behind them."""
-        begin = at
+        begin, base = at, self.tree.trunk
         for part in parts:
             self.begin = begin  # a group has set it for its own parts
+            if part.is_join:
+                self.tree.join(base, begin, at)
             if isinstance(part, ast.Leaf):
                 spans = self.place_leaf(part, at, row)
             else:
@@ -199,7 +201,7 @@ class _LayoutBinder(LayoutColumns):
         """
         columns = []
         for part in group.parts:
-            if not isinstance(part, ast.Leaf) or part.is_repeated or part.is_branch:
+            if not isinstance(part, ast.Leaf) or part.is_repeated or part.is_branch or part.is_join:
                 return None
             if isinstance(part.length, ast.Name) and part.length.text != "len":
                 lengths = self.lengths(part.length.text, self.column(part.length.text, row))

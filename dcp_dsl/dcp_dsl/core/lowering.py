@@ -137,6 +137,8 @@ class Lowering:
                     in_order = np.array_equal(tree.ranks, tree.start)
                     return self.along(tree) if in_order else self.along_each(tree)
                 except TooManyPieces:
+                    if len(tree.join):
+                        raise
                     return self.mask(node.by_rank())
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
 
@@ -324,12 +326,31 @@ class Lowering:
             own = (start, end, start, start + 1, flat, rising)
             below = (end, last, start, end, flat, flat)
             columns = tuple(np.concatenate(pair) for pair in zip(own, below, strict=True))
+        rows = start[tree.join], last[tree.join]
+        return self.of_paths(columns, rows, (tree.since, tree.until))
+
+    def of_paths(
+        self, columns: tuple[Ints, ...], rows: tuple[Ints, Ints], keys: tuple[Ints, Ints]
+    ) -> Region:
+        """Return slabs, and rectangles of joins with what they join, as a region of this frame."""
+        if len(rows[0]):
+            rows, keys = (keys, rows) if self.is_transposed else (rows, keys)
+            flat = np.zeros(len(rows[0]), np.int64)
+            joined = (*rows, *keys, flat, flat)
+            columns = tuple(np.concatenate(pair) for pair in zip(columns, joined, strict=True))
         found = Region.of(self.frame.num_tokens, columns)
         return found if self.frame.outer is None else found & self.everything()
 
     def along_each(self, tree: Tree) -> Region:
         """Return the same pairs in a tree written in any order: a rectangle for each ancestor."""
         own, above = tree.ancestors(self.max_jobs)
+        # a join, and all that goes on from it, sees what it joins
+        order = np.argsort(tree.join, kind="stable")
+        below, join = (np.append(np.unique(tree.join), each) for each in (own, above))
+        low, high = (np.searchsorted(tree.join[order], join, side) for side in ("left", "right"))
+        which, at = expand(low, high - low)
+        rows = tree.start[below[which]], tree.end[below[which]]
+        keys = tree.since[order[at]], tree.until[order[at]]
         ones = np.ones(len(tree.start), np.int64)
         triangles = tree.start, tree.end, tree.start, tree.start + 1, 0 * ones, ones
         if self.is_transposed:
@@ -338,8 +359,7 @@ class Lowering:
         flat = np.zeros(len(own), np.int64)
         blocks = tree.start[own], tree.end[own], tree.start[above], tree.end[above], flat, flat
         columns = tuple(np.concatenate(pair) for pair in zip(triangles, blocks, strict=True))
-        found = Region.of(self.frame.num_tokens, columns)
-        return found if self.frame.outer is None else found & self.everything()
+        return self.of_paths(columns, rows, keys)
 
     def membership(self, own: Instances, at: nodes.Number) -> MaskValue:
         """Return the pairs for which a number points into one of some filled instances."""

@@ -88,9 +88,11 @@ class TokenPaths(Record):
     """Places of the n tokens of a sample on the paths through its layout, from roots to leaves.
 
     Attributes:
-        position: int64 ``[n]``, tokens before it on its path.
+        position: int64 ``[n]``, tokens before it on its path, the longest of those that it joins.
         previous: int64 ``[n]``, the token right before it on its path, which predicts it; -1 for
-            the first token of a path, which nothing predicts.
+            the first token of a path, and the first behind a join, which nothing predicts.
+        joins: int64 ``[J, 4]``, for each first token behind a join: this token, the run of tokens
+            that it joins, half-open, and the token that these go on from, or -1.
         num_paths: int64 ``[n]``, paths that it lies on: written as separate sequences, one per
             path, a training run would see it as often.
         ends: int64 ``[P]``, last token of each path; it predicts nothing, or an end token.
@@ -98,20 +100,30 @@ class TokenPaths(Record):
 
     position: Annotated[Ints, "n"]
     previous: Annotated[Ints, "n"]
+    joins: Annotated[Ints, "J", 4]
     num_paths: Annotated[Ints, "n"]
     ends: Annotated[Ints, "P"]
 
     def sequences(self) -> list[Ints]:
         """Return the tokens of each path from the first to the last, as separate sequences.
 
-        O(tokens of all paths together).
+        A path that joins others has all of their tokens, in the order of the row; `position` has
+        gaps and repeats there. O(tokens of all paths together).
         """
-        found = []
+        found, previous = [], self.previous.tolist()
+        joins: dict[int, list[list[int]]] = {}
+        for token, *runs in self.joins.tolist():
+            joins.setdefault(token, []).append(runs)
         for end in self.ends.tolist():
-            tokens = [end]
-            while self.previous[tokens[-1]] >= 0:
-                tokens.append(int(self.previous[tokens[-1]]))
-            found.append(np.array(tokens[::-1], np.int64))
+            at, tokens = end, []
+            while at >= 0:
+                tokens.append(at)
+                before = previous[at]
+                for since, until, base in joins.get(at, ()):
+                    tokens += range(since, until)
+                    before = base
+                at = before
+            found.append(np.sort(np.array(tokens, np.int64)))
         return found
 
 
@@ -153,8 +165,12 @@ def token_paths(mask: Mask, sample: Sample) -> TokenPaths | None:
     parents = tree.parent
     # Inside a stretch the token before is the previous one. The first token of a stretch follows
     # the last one of its parent; the parent -1 of roots reads the last stretch, which is dropped.
-    previous[tree.start] = np.where(parents < 0, -1, tree.end[parents] - 1)
+    before = np.where(parents < 0, -1, tree.end[parents] - 1)
+    previous[tree.start] = before
+    previous[tree.start[tree.join]] = -1
+    joins = tree.start[tree.join], tree.since, tree.until, before[tree.join]
     return TokenPaths(
         position=tree.per_token(tree.depth, 1), previous=previous,
+        joins=np.column_stack(joins),
         num_paths=tree.per_token(tree.paths, 0), ends=tree.end[tree.is_leaf] - 1,
     )  # fmt: skip

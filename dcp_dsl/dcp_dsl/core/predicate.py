@@ -22,6 +22,7 @@ from dcp_dsl.forms.parts import BlockDecision, decide_form
 from dcp_dsl.symbolic.classes import num_slabs
 from dcp_dsl.symbolic.intervals import UNBOUNDED, Grid, Interval
 from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces
+from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import NotSeparable, NumberValue, VaryingLength
 
 MAX_SLABS = 2**12  # of a part; with more slabs, bounds decide its blocks in less time
@@ -104,8 +105,17 @@ class Predicate:
             case nodes.Listed():
                 return self._listed(node)
             case nodes.Along():
-                return self.mask(node.by_rank())
+                return self._along(node)
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
+
+    def _along(self, node: nodes.Along) -> Decide:
+        """Return a function that decides whether a key is on the path of a query."""
+        if not len(self.frame.tree(node.layout).join):
+            return self.mask(node.by_rank())
+        found = self.lowering.mask(node)  # what joins see is no range of ranks
+        assert isinstance(found, Region), "paths are runs of keys on each row"
+        form = to_form(found, is_transposed=False)
+        return lambda grid: decide_form(form, grid)
 
     def _per(self, cells: Instances, body: nodes.Mask) -> Decide:
         """Return a function that decides a mask inside each cell."""

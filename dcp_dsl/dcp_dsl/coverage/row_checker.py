@@ -103,13 +103,20 @@ class RowChecker:
     @property
     def columns(self) -> frozenset[str]:
         """Columns of the source that have to be read."""
-        own = {self._own(column) for column in self.attachment.columns}
+        own = {self._own(column) for column in self.attachment.columns if not self._lacks(column)}
         sizes = {*LENGTH_COLUMNS, *TOKEN_COLUMNS} & self.source.columns.keys()
         return frozenset(own | sizes)
 
     def _own(self, column: str) -> str:
         """Return the data set's name of a column of the mask."""
         return self.attachment.renames.get(column, column)
+
+    def _lacks(self, column: str) -> bool:
+        """Return whether the source has no value of a column, and a default stands for it."""
+        import pyarrow as pa
+
+        kind = self.source.columns.get(self._own(column), pa.null())
+        return column in self.attachment.defaults.columns and pa.types.is_null(kind)
 
     # ---- types -----------------------------------------------------------------------------------
 
@@ -125,6 +132,8 @@ class RowChecker:
             self._check_type(column, ANY_DEPTH, f"mask `{self.attachment.value.name}`")
 
     def _check_type(self, column: str, depth: int, reader: str) -> None:
+        if self._lacks(column):
+            return
         own = self._own(column)
         kind = require_column(self.source, own)
         require_depth(
@@ -155,7 +164,10 @@ class RowChecker:
         accepted = np.ones(rows.num_rows, np.bool_)
         accepted[list(reasons)] = False
         chosen = np.flatnonzero(wanted & accepted).tolist()
-        samples = tuple(Sample(rows.columns_of(row), int(lengths[row])) for row in chosen)
+        sizes = [int(lengths[row]) for row in chosen]
+        samples = tuple(
+            Sample(rows.columns_of(row, n), n) for row, n in zip(chosen, sizes, strict=True)
+        )
         return CheckedRows(lengths[accepted], samples, refused)
 
     def _decide(self, rows: "_Rows", row: int) -> int:
@@ -164,10 +176,10 @@ class RowChecker:
         Raises:
             DatasetError: if the row is refused, in one line.
         """
-        columns = rows.columns_of(row)
         length = int(rows.lengths[row])
         if length == UNKNOWN:
-            length = self._natural_length(columns)
+            length = self._natural_length(rows.columns_of(row, 0))
+        columns = rows.columns_of(row, length)
         key = repr((columns, length))
         reason = self._known.get(key)
         if reason is None:
@@ -217,13 +229,21 @@ class _Rows:
     """
 
     def __init__(self, checker: RowChecker, batch: "pa.Table") -> None:
-        self.checker, self.batch, self.num_rows = checker, batch, batch.num_rows
+        self.checker, self.num_rows = checker, batch.num_rows
         attachment = checker.attachment
-        self.flat: dict[str, NestedColumn] = {
-            name: flatten_column(batch.column(checker._own(name))) for name in attachment.columns
-        }
+        self.batch = batch = attachment.defaults.fill_table(batch, attachment.renames)
         self.has_null, self.has_huge = np.zeros((2, self.num_rows), np.bool_)
-        for column in self.flat.values():
+        self.flat: dict[str, NestedColumn] = {}
+        self.lost: dict[str, Bools] = {}  # rows without a column that has a value per token
+        for name in attachment.columns:
+            own = checker._own(name)
+            if own not in batch.column_names:  # `fill_table` has added those as written
+                self.lost[name] = np.ones(self.num_rows, np.bool_)
+                continue
+            self.flat[name] = column = flatten_column(batch.column(own))
+            if name in attachment.defaults.spread:
+                self.lost[name] = batch.column(own).is_null().to_numpy()
+                column.has_null[self.lost[name]] = False
             self.has_null |= column.has_null
             self.has_huge |= column.row_sums(np.abs(column.values.astype(float)) > MAX_VALUE) > 0
         stored, self.sizes = dict(_stored_lengths(batch)), dict(self._token_columns())
@@ -244,6 +264,8 @@ class _Rows:
         """Open the rows for which the guard's rules are proved neither in general nor here."""
         guard = self.checker.guard
         self.is_open |= self.has_huge  # whatever is proved: binding refuses values beyond a limit
+        for is_lost in self.lost.values():  # a proof of many rows at once reads columns that exist
+            self.is_open |= is_lost
         if self.checker.must_bind:
             self.is_open[:] = True
         elif not (guard.is_causal_proved and guard.is_total_proved):
@@ -263,7 +285,9 @@ class _Rows:
         }
         for name in sorted(per_token & self.flat.keys() - laid_out):
             if self.flat[name].depth >= 1:
-                yield self.checker._own(name), np.diff(self.flat[name].offsets[0])
+                sizes = np.diff(self.flat[name].offsets[0])
+                is_lost = self.lost.get(name, False)
+                yield self.checker._own(name), np.where(is_lost, UNKNOWN, sizes)
 
     def _compare(self) -> None:
         """Find the length of each row, and the rows with contradictory lengths.
@@ -275,7 +299,8 @@ class _Rows:
                 self._add(totals.tokens, totals.is_certain)
             self.is_open |= ~totals.is_certain
         for sizes in self.sizes.values():
-            self.disagrees |= (self.lengths != UNKNOWN) & (self.lengths != sizes)
+            is_known = (self.lengths != UNKNOWN) & (sizes != UNKNOWN)
+            self.disagrees |= is_known & (self.lengths != sizes)
         for totals in self.totals.values():
             if totals.takes_rest:  # too little is left for `[..]`, or the length is unknown
                 self.is_open |= self.lengths < totals.tokens
@@ -289,15 +314,19 @@ class _Rows:
 
     # ---- words -----------------------------------------------------------------------------------
 
-    def columns_of(self, row: int) -> dict[str, Any]:
-        """Return the columns of a row by the mask's names."""
-        return {name: column.row_lists(row) for name, column in self.flat.items()}
+    def columns_of(self, row: int, length: int) -> dict[str, Any]:
+        """Return the columns of a row of so many tokens by the mask's names."""
+        lost = {name for name, is_lost in self.lost.items() if is_lost[row]}
+        found = {n: column.row_lists(row) for n, column in self.flat.items() if n not in lost}
+        return self.checker.attachment.defaults.complete(found, length) if lost else found
 
     def shown(self, row: int) -> dict[str, Any]:
         """Return the columns of a row by the data set's names; missing values are None."""
         found = {}
         for name, column in sorted(self.flat.items()):
             own = self.checker._own(name)
+            if name in self.lost and self.lost[name][row]:
+                continue
             # The flat column holds 0 for what is missing or does not fit.
             is_kept = not column.has_null[row]
             found[own] = column.row_lists(row) if is_kept else self.batch.column(own)[row].as_py()
@@ -308,7 +337,9 @@ class _Rows:
         return f"column `{self.checker._own(name)}` has a missing value, or one beyond int64"
 
     def disagreement(self, row: int) -> str:
-        said = [f"`{name}` says {sizes[row]}" for name, sizes in self.said.items()]
+        said = [
+            f"`{n}` says {sizes[row]}" for n, sizes in self.said.items() if sizes[row] != UNKNOWN
+        ]
         said += [
             f"the layout of `{name}` adds up to {totals.tokens[row]}"
             for name, totals in self.totals.items()

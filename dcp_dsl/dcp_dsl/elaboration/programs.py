@@ -231,6 +231,11 @@ def has_branches(layout: ast.Layout) -> bool:
     return any(isinstance(node, ast.Leaf | ast.Group) and node.is_branch for node in walk(layout))
 
 
+def has_joins(layout: ast.Layout) -> bool:
+    """Return whether parts of a layout go on from all that is in front of them."""
+    return any(isinstance(node, ast.Leaf | ast.Group) and node.is_join for node in walk(layout))
+
+
 def fork_columns(layout: ast.Layout) -> tuple[str, ...]:
     """Return the columns behind `from token`, which hold tokens and -1."""
     parts = (node for node in walk(layout) if isinstance(node, ast.Leaf | ast.Group))

@@ -157,9 +157,12 @@ class _NameCollector:
                 if sample is not None:
                     self.add(sample, Symbol("sample", sample.text))
             case ast.Attach(having=having, value=value, renames=renames):
-                for column in (*having, *(c for r in renames for c in (r.new, r.column))):
+                for r in renames:
+                    if r.new.span != r.column.span:  # `reach or 128` names one column once
+                        self.column(r.column)
+                for column in (named := (*having, *(r.new for r in renames))):
                     self.column(column)
-                self.expression(value, {c.text: Symbol("column", c.text) for c in having})
+                self.expression(value, {c.text: Symbol("column", c.text) for c in named})
             case ast.Import(names=names):
                 for name in names:
                     self.use(name, {})

@@ -165,15 +165,35 @@ def is_along(statement: ast.Segment, placing: Placing, relation: Relation) -> bo
     parts = _parts(statement.source)
     if node_at(parts, placing.q[: placing.shared + 1]).is_forked:
         return None  # it may go on from any token before it in the same repetition of the group
-    below = range(placing.shared + 2, len(placing.k) + 1)
-    if any(node_at(parts, placing.k[:depth]).is_branch for depth in below):
-        return False
+    for depth in range(placing.shared + 1, len(placing.k) + 1):
+        # a join behind the key in some group goes on from all in front of it
+        until = placing.q[placing.shared] + 1 if depth == placing.shared + 1 else None
+        is_early = depth == placing.shared + 2 and placing.q[depth - 2] == placing.k[depth - 2]
+        is_joined = _is_joined(parts, placing.k[:depth], until, is_whole=is_early)
+        if is_joined is not False:
+            return is_joined
+        if depth > placing.shared + 1 and node_at(parts, placing.k[:depth]).is_branch:
+            return False
     fork = node_at(parts, placing.k[: placing.shared + 1])
     if not fork.is_branch:
         return True
     # Nor does `fork` itself, unless a column of parents says that a repetition goes on from it.
     is_other_part = placing.q[placing.shared] != placing.k[placing.shared]
     return False if is_other_part or fork.parents is None else None
+
+
+def _is_joined(parts: LayoutParts, path: Path, until: int | None, *, is_whole: bool) -> bool | None:
+    """Return whether a join stands behind a part, among the parts around it up to `until`.
+
+    Returns:
+        None if this repetition may lack it; only the last one may, unless it `is_whole`.
+    """
+    around = node_at(parts, path[:-1]) if path[:-1] else None
+    beside = around.parts if isinstance(around, ast.Group) else parts
+    if not any(part.is_join for part in beside[path[-1] + 1 : until]):
+        return False
+    may_lack = until is None and around is not None and around.is_repeated
+    return None if may_lack and not is_whole else True
 
 
 INFINITE = float("inf")  # an end of a range; all other ends are integers

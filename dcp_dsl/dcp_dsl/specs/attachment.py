@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.checks.checker import with_columns
 from dcp_dsl.checks.scope import Scope, matches
+from dcp_dsl.claims.defaults import NO_DEFAULTS, Defaults, misfits
 from dcp_dsl.claims.guard import Guard
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask, Stack, build_mask, build_stack
@@ -37,11 +38,13 @@ class Attachment:
     Attributes:
         value: the mask or stack.
         renames: the data set's columns by the mask's columns, where the names differ.
+        defaults: the columns' values in rows that lack them.
         where: the `for` statement, such as ``train.dcpm:9``; empty without one.
     """
 
     value: Mask | Stack
     renames: Mapping[str, str]
+    defaults: Defaults = NO_DEFAULTS
     where: str = field(default="", compare=False)
 
     @property
@@ -90,11 +93,20 @@ class Attachment:
         for new, column in self.renames.items():
             if column in row:
                 renamed[new] = row[column]
+            elif new in self.defaults.columns:  # another column may have the mask's name
+                renamed.pop(new, None)
+        renamed = self.defaults.fill(renamed)
+        lost = self.defaults.spread.keys() - renamed.keys()
+        renamed |= dict.fromkeys(lost, 0)
         if stated_length(renamed) is None and (summed := summed_layout(self.masks)) is not None:
             # `Sample.of` checks the columns that the layout adds up, and wants some length for it.
             columns = Sample.of({**renamed, "len": 0}, self.value).columns
             renamed["len"] = natural_length(*summed, columns)
-        return Sample.of(renamed, self.value)
+        found = Sample.of(renamed, self.value)
+        if not lost:
+            return found
+        columns = {name: value for name, value in found.columns.items() if name not in lost}
+        return Sample(self.defaults.complete(columns, found.length), found.length)
 
     def lengths(self, file: DataFile) -> NDArray[np.int64]:
         """Return the tokens of each row of a file that this is attached to, int64 ``[rows]``.
@@ -104,7 +116,8 @@ class Attachment:
         Raises:
             DatasetError: if nothing says how long a row is, or its lengths contradict each other.
         """
-        return file_lengths(file, summed_layout(self.masks), self.renames)
+        filled = DataFile(file.name, self.defaults.fill_table(file.table, self.renames))
+        return file_lengths(filled, summed_layout(self.masks), self.renames)
 
     def guard(self) -> Guard:
         """Build the guard that refuses samples that leak or have rows that see nothing."""
@@ -239,8 +252,13 @@ def _attach(
     statement: ast.Attach, value: Mask | Stack, scope: Scope, path: str, columns: Collection[str]
 ) -> Attachment:
     """Attach a mask; refuse files without a column that it needs."""
-    renames = {r.new.text: r.column.text for r in statement.renames}
-    for column in sorted(value.columns):
+    renames = {r.new.text: r.column.text for r in statement.renames if r.new != r.column}
+    masks = value.masks if isinstance(value, Stack) else (value,)
+    where = f"{scope.program.name}:{statement.span.line(scope.program.text)}"
+    for _, reason in misfits(statement, masks):
+        raise DatasetError(f"{where}: {reason}")
+    defaults = Defaults.of(statement, masks)
+    for column in sorted(value.columns - defaults.columns):
         source = renames.get(column, column)
         if source not in columns:
             hint = did_you_mean(source, list(columns))
@@ -250,9 +268,7 @@ def _attach(
                 f"{path} does not have{'; ' + hint if hint else ''} (columns: {have}); rename one "
                 f"with `with {column_name(column)} = its_name`"
             )
-    return Attachment(
-        value, renames, f"{scope.program.name}:{statement.span.line(scope.program.text)}"
-    )
+    return Attachment(value, renames, defaults, where)
 
 
 def _value(statement: ast.Attach, scope: Scope) -> Mask | Stack:

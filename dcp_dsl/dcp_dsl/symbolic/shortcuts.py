@@ -15,6 +15,7 @@ from dcp_dsl.arrays import Ints, expand
 from dcp_dsl.symbolic.piecewise import limit_pieces
 
 ROWS_AT_ONCE = 2**15
+REMAINDERS = 2**18
 
 Slab: TypeAlias = tuple[int, int, int, int, int, int]  # columns as in `Slabs`
 KeyRange: TypeAlias = tuple[int, int, int, int]  # start, end, and the slopes of both
@@ -138,12 +139,18 @@ def are_linked(rows: tuple[Ints, ...]) -> NDArray[np.bool_]:
             continue
         # the slabs of these rows and of the next one
         stop = int(np.searchsorted(row, row[end - 1] + 1, side="right"))
-        base, top = int(last[begin:stop].max()) + 2, row[begin]
+        base, top = (int(last[begin:stop].max()) + 2) | 1, row[begin]
         keys = (row[begin:stop] - top) * base + first[begin:stop]
+        # most are continued by none: a table of remainders, which a cache holds, tells at once
+        is_taken = np.zeros(REMAINDERS, np.bool_)
+        is_taken[keys & (REMAINDERS - 1)] = True
         wanted = keys[: end - begin] + base
+        place = wanted & (REMAINDERS - 1)
+        near = np.flatnonzero(is_taken[place] | is_taken[place + 1 - REMAINDERS])
+        wanted = wanted[near]
         at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-        step = last[begin + at] - last[begin:end]
-        found[begin:end] = ((keys[at] - wanted) >> 1 == 0) & (step >> 1 == 0)
+        step = last[begin + at] - last[begin + near]
+        found[begin + near] = ((keys[at] - wanted) >> 1 == 0) & (step >> 1 == 0)
     return found
 
 

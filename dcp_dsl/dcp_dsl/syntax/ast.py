@@ -206,7 +206,7 @@ class Leaf(Node):
     """``name[length]``, ``name[column]*`` or ``name[..]`` (the rest: `length` is None).
 
     `is_branch`: ``branch name[column]*``; `parents`: the column behind ``from``, of branches, or of
-    tokens if `is_forked` (``from token``).
+    tokens if `is_forked` (``from token``); `is_join`: ``join name[column]``.
     """
 
     name: Ident | None
@@ -215,6 +215,7 @@ class Leaf(Node):
     is_branch: bool = False
     parents: Name | None = None
     is_forked: bool = False
+    is_join: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +228,7 @@ class Group(Node):
     is_branch: bool = False
     parents: Name | None = None
     is_forked: bool = False
+    is_join: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,12 +384,16 @@ class StackDef(Node):
     layers: tuple[Layer, ...]
 
 
+Literals: TypeAlias = int | tuple["Literals", ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Rename(Node):
-    """``new = column``."""
+    """``new = column or default``; ``new or default`` where both names are the same."""
 
     new: Ident
     column: Ident
+    default: Literals | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,9 +404,6 @@ class Attach(Node):
     having: tuple[Ident, ...]
     value: Expr
     renames: tuple[Rename, ...]
-
-
-Literals: TypeAlias = int | tuple["Literals", ...]
 
 
 @dataclass(frozen=True, slots=True)

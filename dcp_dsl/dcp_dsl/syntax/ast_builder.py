@@ -175,10 +175,11 @@ def _part(make: Callable[..., ast.Node], read: Callable[[Built], Built]) -> Buil
     """Return the rule of a part of a layout, whose content is read in a way of its own."""
 
     def build(children: Sequence[Built], span: Span) -> ast.Node:
-        branch, name, content, star, token, column = children
+        word, name, content, star, token, column = children
+        kind = None if word is None else word.type
         parents = None if column is None else ast.Name(_ident(column).text, span=column.span)
-        own = _ident(name), read(content), star is not None, branch is not None, parents
-        return make(*own, token is not None, span=span)
+        own = _ident(name), read(content), star is not None, kind == "BRANCH", parents
+        return make(*own, token is not None, kind == "JOIN", span=span)
 
     return build
 
@@ -322,7 +323,12 @@ _RULES: Mapping[str, Builder] = {
     "attach": _node(ast.Attach, _string, _items, _same, _items),
     "having": lambda children, _: tuple(map(_ident, children)),
     "with_": _tuple,
-    "rename": _node(ast.Rename, _ident, _ident),
+    "rename": lambda children, span: ast.Rename(
+        _ident(children[0]), _ident(children[1]), *map(_literal, children[2:]), span=span
+    ),
+    "absent": lambda children, span: ast.Rename(
+        _ident(children[0]), _ident(children[0]), _literal(children[1]), span=span
+    ),
     "sample": _node(ast.SampleDef, _ident, has_list=True),
     "field": _node(ast.Field, _ident, _literal),
     "negative": lambda children, _: integer(children[1]) * (-1 if children[0].text == "-" else 1),

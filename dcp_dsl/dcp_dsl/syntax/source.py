@@ -101,7 +101,7 @@ _OPERATORS = {
 }  # fmt: skip
 _WORD_OPERATORS = {
     "and", "or", "not", "minus", "in", "where", "use", "every", "within", "implies", "equals",
-    "check", "of", "per", "sees", "see", "on", "branch",
+    "check", "of", "per", "sees", "see", "on", "branch", "join",
 }  # fmt: skip
 
 

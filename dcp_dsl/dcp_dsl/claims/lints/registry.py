@@ -13,6 +13,7 @@ from dcp_dsl.claims.lints.separate import other_branches, rows_of_documents
 from dcp_dsl.claims.lints.statements import (
     keys_of_another_sequence,
     masks_of_heads,
+    unfit_defaults,
     unreached,
     unused_statements,
 )
@@ -45,7 +46,9 @@ MASKS: tuple[MaskLint, ...] = (
     leaking_documents,
 )  # fmt: skip
 # Of the statements that attach masks to data sets, one by one.
-ATTACHMENTS: tuple[AttachLint, ...] = (unreached, keys_of_another_sequence, masks_of_heads)
+ATTACHMENTS: tuple[AttachLint, ...] = (
+    unreached, keys_of_another_sequence, masks_of_heads, unfit_defaults,
+)  # fmt: skip
 
 
 def mask_steps(testing: Testing) -> Iterator[Step]:

@@ -166,9 +166,12 @@ def _leaks_between_branches(mask: Mask) -> Finder:
         paths = token_paths(mask, sample)
         if paths is not None:
             passed = np.eye(len(seen), dtype=np.bool_)  # by a path on its way to a token
-            for token, before in enumerate(paths.previous.tolist()):
-                if before >= 0:
-                    passed[token] |= passed[before]
+            before = paths.previous.copy()
+            for token, since, until, last in paths.joins.tolist():
+                passed[token, since:until], before[token] = True, last
+            for token, last in enumerate(before.tolist()):
+                if last >= 0:
+                    passed[token] |= passed[last]
             # No path parts from another one in between.
             seen = seen & ~(passed.T & (paths.num_paths[:, None] == paths.num_paths))
         return first_wrong_pair(seen, sample)

@@ -1,9 +1,11 @@
 """Warn about statements that do nothing: unread names, and attachments that no row can follow."""
 
 from dcp_dsl.checks.scope import Scope, keys_of, matches, segment_names
+from dcp_dsl.claims.defaults import misfits
 from dcp_dsl.claims.lints.subject import used_masks
 from dcp_dsl.claims.testing import Testing
-from dcp_dsl.core.mask import HeadError, build_stack
+from dcp_dsl.core.mask import HeadError, build_stack, read_mask
+from dcp_dsl.elaboration.programs import has_branches
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.trees import LayoutParts, mentioned_names, unparse, walk_parts
 
@@ -33,10 +35,23 @@ def _lone_branches(statement: ast.Segment, testing: Testing) -> None:
         return
     parts = statement.source.parts
     for part, path, _, _ in walk_parts(parts):
+        if part.is_join and not has_branches(ast.Layout(_before(parts, path))):
+            message = "this joins nothing: no part in front of it branches"
+            hint = "put `branch` before what repeats in front of it, or leave `join` out"
+            testing.report("W215", message, part.span, hint)
         if part.is_branch and not _has_beside(parts, path):
             message = "nothing branches here: no other part continues from the same place"
             hint = "repeat the part, as `branch answer[lens]*`, or put `branch` before what repeats"
             testing.report("W215", message, part.span, hint)
+
+
+def _before(parts: LayoutParts, path: tuple[int, ...]) -> LayoutParts:
+    """Return the parts in front of the one at a path, among those around it."""
+    for index in path[:-1]:
+        part = parts[index]
+        assert isinstance(part, ast.Group), "a path ends at a leaf"
+        parts = part.parts
+    return parts[: path[-1]]
 
 
 def _has_beside(parts: LayoutParts, path: tuple[int, ...]) -> bool:
@@ -115,6 +130,21 @@ def keys_of_another_sequence(statement: ast.Attach, testing: Testing) -> None:
                 statement.value.span, "loaders and planners take masks of one sequence: attach one;"
                 f" `dcpm blocks --mask` and `dcpm export --mask` take `{shown}` as it is",
             )  # fmt: skip
+
+
+def unfit_defaults(statement: ast.Attach, testing: Testing) -> None:
+    """Find values for absent columns that no mask can read (E117)."""
+    if all(rename.default is None for rename in statement.renames):
+        return
+    stack = testing.scope.find_stack(unparse(statement.value))
+    if stack is None:
+        masks = tuple(
+            read_mask(value, testing.scope) for value in used_masks(statement, testing.scope)
+        )
+    else:
+        masks = build_stack(*stack).masks
+    for rename, reason in misfits(statement, masks):
+        testing.report("E117", reason, rename.span)
 
 
 def masks_of_heads(statement: ast.Attach, testing: Testing) -> None:
