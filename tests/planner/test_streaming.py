@@ -127,8 +127,7 @@ def test_a_tolerance_is_missed_rather_than_a_limit():
     (sparsity,) = cut_stack([forms], 24)
     config = PlanConfig(token_tolerance=0, partials="input", budget="fast")
     limit = replace(config, memory_limit_bytes=200_000)
-    cluster = Cluster(3, 3, port_sharing="exclusive")
-    plan = build_plan(sparsity, ModelShape(8, 2, 128, 2), cluster, limit)
+    plan = build_plan(sparsity, ModelShape(8, 2, 128, 2), Cluster(3, 3), limit)
     assert int((receive_buffer_bytes(plan) + accumulator_bytes(plan)).max()) <= 200_000
     assert {"tokens_above_tolerance", "placed_by_layout"} <= {w.code for w in plan.warnings}
 
