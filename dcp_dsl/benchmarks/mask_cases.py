@@ -59,8 +59,8 @@ def _library() -> tuple[Case, ...]:
         "blockwise_dcp", "chunked(512)", "demonstrations", "dilated(4k, 2)", "document_full",
         "document_streaming", "dpo", "eviction", "fa_window", "fixed", "forks", "full", "local(1k)",
         "longformer(256, 16)", "moba", "modality", "natten(512, 256, 6)", "natten(64, 2048, 6)",
-        "prefix_lm", "prefix_lm_packed", "prompt_tree", "qk_sparse", "rag", "rollout_tree",
-        "shared_prefix", "sta(64, 8, 256, 1)", "strided", "svg_spatial", "tree",
+        "parallel_context", "prefix_lm", "prefix_lm_packed", "prompt_tree", "qk_sparse", "rag",
+        "rollout_tree", "shared_prefix", "sta(64, 8, 256, 1)", "strided", "svg_spatial", "tree",
     )  # fmt: skip
     return (
         *(Case(call, call, QUICK_MS) for call in quick),
@@ -186,6 +186,7 @@ _DRAW: dict[str, Draw] = {
     "target_lens": lambda n, rng: _cut(n, 200, rng),
     "source_lens": lambda n, rng: _cut(n, 200, rng),
     "past_len": lambda n, rng: n, "chunk_len": lambda n, rng: n,
+    "window_lens": lambda n, rng: _cut(n - n // 8, 10, rng),
     "passage_lens": lambda n, rng: _cut(n - n // 8, 10, rng),
     "photo_lens": lambda n, rng: [512] * (n // 512),
     "photo_width": lambda n, rng: rng.choice([8, 16, 32, 64], n // 512).tolist(),

@@ -23,7 +23,7 @@ WANTED = {
     "transfusion", "longformer",
     "block_diffusion", "natten", "sta", "tree", "eviction", "qk_sparse", "block_causal", "agent",
     "svg_spatial", "prompt_tree", "rollout_tree", "forks", "moba", "cross", "flamingo", "prefill",
-    "log_sparse", "nsa_compressed",
+    "log_sparse", "nsa_compressed", "parallel_context",
 }  # fmt: skip
 
 WITHOUT_BRANCHES = {

@@ -18,7 +18,7 @@ from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import fork_columns, has_joins, layout_columns, parent_columns
 from dcp_dsl.errors import DatasetError, OverBudget
-from dcp_dsl.proof.worlds import find_level, node_at
+from dcp_dsl.proof.worlds import find_level, joins_behind, node_at
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError
 from dcp_dsl.syntax.trees import walk_parts
@@ -243,7 +243,10 @@ class _Alone:
             raise _UnknownError
         if not any(one):
             return node
-        if is_chained or self.has_joins or not all(one):
+        # what a join behind them goes on from is on one path, all of it
+        prefixes = (level.path[:depth] for depth in range(1, len(level.path) + 1))
+        is_joined = any(joins_behind(layout.parts, path) for path in prefixes)
+        if is_chained or is_joined or not all(one):
             raise _UnknownError
         return nodes.Const(0 if fact == "number" else 1)
 

@@ -111,6 +111,7 @@ def _continue(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
         yield from _segments(scope)
         yield from _words("source")
         yield Proposal("every", "keyword", "fixed tiles")
+        yield from (word for word in _words("clause") if word.text in ("branch", "join", "from"))
         return
     if statement in ("mask", "stack", "check", "for", "@"):
         yield from _locals(before)

@@ -188,12 +188,17 @@ def _is_joined(parts: LayoutParts, path: Path, until: int | None, *, is_whole: b
     Returns:
         None if this repetition may lack it; only the last one may, unless it `is_whole`.
     """
+    if not joins_behind(parts, path, until):
+        return False
+    is_repeated = len(path) > 1 and node_at(parts, path[:-1]).is_repeated
+    return None if until is None and is_repeated and not is_whole else True
+
+
+def joins_behind(parts: LayoutParts, path: Path, until: int | None = None) -> bool:
+    """Return whether a join stands behind a part, among the parts around it."""
     around = node_at(parts, path[:-1]) if path[:-1] else None
     beside = around.parts if isinstance(around, ast.Group) else parts
-    if not any(part.is_join for part in beside[path[-1] + 1 : until]):
-        return False
-    may_lack = until is None and around is not None and around.is_repeated
-    return None if may_lack and not is_whole else True
+    return any(part.is_join for part in beside[path[-1] + 1 : until])
 
 
 INFINITE = float("inf")  # an end of a range; all other ends are integers

@@ -314,13 +314,13 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
     spaced = syntax_hint(at, tokens, text) or spaced_name(at, tokens, text)
     if code is None:
         found = f"`{place.text}`" if place.text else "the end of the statement"
-        hint = spaced or reserved or _expected(expected)
+        hint = spaced or reserved or _expected(expected, tokens[:at])
         raise BuildError("E002", f"{found} does not fit here", place.span, hint)
     mistake = MESSAGES[code]
     compares = tokens[0].text in ("mask", "check", "stack", "for", "@")  # others name values
     fix = "==" if code == "E004" and compares else None
     if code == "E004" and not compares:
-        raise BuildError("E002", "`=` does not fit here", place.span, spaced or _expected(expected))
+        raise BuildError("E002", "`=` does not fit here", place.span, spaced or _expected(expected, tokens[:at]))
     raise BuildError(code, mistake.message, place.span, spaced or reserved or mistake.hint, fix)
 
 
@@ -448,8 +448,8 @@ def _role(kind: str) -> str:
 _WORDS = {"NAME": "a name", "INT": "a number", "STRING": 'a text in `"`', "ADD": "`-`"}
 
 
-def _expected(names: set[str]) -> str:
-    """List what could have stood at the place of an error."""
+def _expected(names: set[str], before: list[RawToken]) -> str:
+    """List what could have stood at the place of an error, behind some tokens."""
     patterns = {terminal.name: terminal.pattern for terminal in _lark().terminals}
     shown = {
         _WORDS.get(name) or f"`{patterns[name].value}`"
@@ -460,7 +460,9 @@ def _expected(names: set[str]) -> str:
     # Where a statement may end, every keyword that begins another one is expected.
     starts = {f"`{word}`" for word in (*STATEMENT_KEYWORDS, "@")}
     if len(shown & starts) > 1:
-        shown = (shown - starts) | {"the next statement"}
+        texts = [token.text for token in before]
+        is_inside = sum(map(texts.count, "([{")) > sum(map(texts.count, ")]}"))
+        shown = (shown - starts) | (set() if is_inside else {"the next statement"})
     few = sorted(shown)[:8]
     return f"expected {' or '.join(few)}" if few else ""
 
