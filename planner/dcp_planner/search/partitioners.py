@@ -197,12 +197,16 @@ def _estimated(
 ) -> Iterator[tuple[tuple[float, float], Placement]]:
     """Yield candidates with their excess over the caps and their estimated seconds.
 
-    Those whose compute alone takes longer than the best so far in all are left out.
+    Those whose compute alone takes longer than the best so far in all are left out. Where whole
+    blocks seem too coarse for the token tolerance, a candidate that holds it comes first.
     """
     caps = caps_of(workload, cluster.num_devices, config)
+    level = (1 + config.token_tolerance) * int(workload.block_tokens.sum()) / cluster.num_devices
     least = (np.inf, np.inf)
     for found in candidates:
         excess = _excess(found, workload, cluster, caps)
+        if excess == 0 and loads_on(found, workload, cluster)[1].max(initial=0) > level:
+            excess = _TOLERATED
         if (excess, _compute_seconds(workload, found, cluster)) < least:
             quality = excess, _estimated_seconds(found, workload, cluster, config)
             least = min(least, quality)
@@ -258,6 +262,8 @@ Predicting one layout would take longer than the search: it sends a message for 
 """
 SETTLED = 1.02
 """Times the mean that the busiest device may compute where nothing travels: nothing is sought."""
+_TOLERATED = 1e-9
+"""Excess over caps that were widened to what whole blocks allow."""
 _NEAR = 1.05
 """Times the best estimate: candidates beyond it are not predicted if tiles are many."""
 _FEW_TILES = 2_000  # 500 spares a twelfth of the work and costs 0.1 % of the time (LOG.md)
