@@ -1,4 +1,4 @@
-"""Attention through the executor against torch's own, overlap on slowed links, time to prepare.
+"""Attention through the executor against torch's own, and the time to prepare.
 
 ``python runtime/benchmarks/bench_attention.py [--device cpu|cuda] [--json OUT]`` measures, on one
 thread of the CPU or on one GPU, medians of runs in turn; ``--table JSON`` prints the tables of such
@@ -7,13 +7,11 @@ its time, messages are not; those are measured on gloo ranks with the links held
 """
 
 import argparse
-import os
 import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from shutil import which
 from typing import cast
@@ -27,14 +25,12 @@ from recording import machine, report
 
 from dcp_dsl import Sample, Slabs, Spec, block_sparsity
 from dcp_dsl.forms import as_slabs
-from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, simulate
-from dcp_runtime import RunConfig, flex_block_mask, open_world, run_plan
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, build_plan
+from dcp_runtime import flex_block_mask
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
-from dcp_runtime.launch.launcher import RunResult
 from dcp_runtime.plans.device_plan import prepare_device
-from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 
 SCHEMA = "dcp.bench_attention/1"
@@ -42,10 +38,6 @@ MASKS = {"causal": "causal", "StreamingLLM 64 + 1,024": "streaming(64, 1024)"}
 DIRECTIONS = ("forward", "backward")
 LONG = 16_384
 """From here on each point takes minutes: StreamingLLM alone, timed twice, not warmed up."""
-MESSAGE_SHARE = 0.7
-"""Of the time of a run on free links, what a rank's messages take on slow ones."""
-WORLDS = (2, 4)
-"""Ranks of the runs that show overlap."""
 
 
 def main() -> None:
@@ -56,7 +48,6 @@ def main() -> None:
     parser.add_argument("--heads", type=int, nargs=2, default=(4, 2), metavar=("Q", "KV"))
     parser.add_argument("--head-dim", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--skip-overlap", action="store_true")
     parser.add_argument(
         "--flex", action=argparse.BooleanOptionalAction, default=which("g++") is not None
     )
@@ -77,7 +68,6 @@ def run(options: argparse.Namespace) -> dict[str, object]:
             if not is_long(tokens, options) or name != "causal"
         ],
         "prepare": [measure_prepare(name, call) for name, call in MASKS.items()],
-        "overlap": [] if options.skip_overlap else [measure_overlap(ranks) for ranks in WORLDS],
     }
 
 
@@ -117,12 +107,10 @@ def measure(name: str, call: str, tokens: int, options: argparse.Namespace) -> d
     return row
 
 
-def plan_of(
-    slabs: Slabs, ranks: int, shape: ModelShape, block: int = 1024, cluster: Cluster | None = None
-) -> Plan:
+def plan_of(slabs: Slabs, ranks: int, shape: ModelShape, block: int = 1024) -> Plan:
     """Plan one sequence by zigzag, the layout that every system knows."""
     sparsity = block_sparsity([slabs], block, block)
-    place = cluster or Cluster(devices_per_node=ranks)
+    place = Cluster(devices_per_node=ranks)
     return build_plan(sparsity, shape, place, PlanConfig(partitioner="static:zigzag"))
 
 
@@ -250,71 +238,6 @@ def measure_prepare(name: str, call: str, tokens: int = 131_072) -> dict[str, ob
     }  # fmt: skip
 
 
-def measure_overlap(ranks: int, tokens: int = 32_768, turns: int = 3) -> dict[str, object]:
-    """Run causal attention on free links, and on slow ones with overlap and without.
-
-    Slow links are slow enough that a rank's messages take `MESSAGE_SHARE` of the time that the run
-    took on free ones, and the plan is made for such links, as a calibrated one would be. Of ranks
-    that share a core one also waits for another that has none: hence the run on free links, and the
-    number of cores.
-    """
-    shape, config = ModelShape(1, 1, 64, 4), RunConfig(ranks, timeout_s=300)
-    slabs, small = causal_of(tokens), causal_of(tokens // 8)
-    with open_world(ranks, timeout_s=300) as world:
-        run_plan(plan_of(small, ranks, shape), config, world)  # connections, threads, buffers
-        first = run_plan(plan_of(slabs, ranks, shape), config, world)
-        limit = LinkLimit(first.sent_bytes / ranks / first.seconds / MESSAGE_SHARE)
-        plan = plan_of(slabs, ranks, shape, cluster=cluster_of(first, slabs, limit))
-        configs = {
-            "free": config,
-            "slow": replace(config, link=limit),
-            "slow, no overlap": replace(config, link=limit, overlap=False),
-        }
-        runs: dict[str, list[RunResult]] = {name: [] for name in configs}
-        for _ in range(turns):
-            for name, chosen in configs.items():
-                runs[name].append(run_plan(plan, chosen, world))
-    return {
-        "tokens": tokens,
-        "ranks": ranks,
-        "cores": len(os.sched_getaffinity(0)),
-        "bytes_per_s": limit.bytes_per_s,
-        "predicted_s": simulate(plan).seconds(),
-        "links": {name: overlap_figures(found) for name, found in runs.items()},
-    }
-
-
-def overlap_figures(runs: list[RunResult]) -> dict[str, float]:
-    """Return medians: how long the runs took, and what share of each its worst rank waited."""
-    return {
-        "seconds": statistics.median(run.seconds for run in runs),
-        "exposed": statistics.median(run.exposed_s / run.seconds for run in runs),
-    }
-
-
-def causal_of(tokens: int) -> Slabs:
-    """Return the causal mask of one sequence."""
-    return as_slabs(Spec.from_text("").mask("causal").bind(Sample(length=tokens)))
-
-
-def cluster_of(free: RunResult, slabs: Slabs, limit: LinkLimit) -> Cluster:
-    """Describe the ranks of a run on free links: their speed in it, and links of another rate."""
-    trace, rates = free.trace, []
-    for is_backward, flops in ((False, 4), (True, 10)):
-        chosen = (trace.lane == LANES.index("compute")) & (trace.is_backward == is_backward)
-        seconds = float((trace.end_ns - trace.start_ns)[chosen].sum()) / 1e9
-        rates.append(flops * 64 * slabs.num_pairs / seconds)
-    return Cluster(
-        devices_per_node=len(set(trace.device.tolist())),
-        flops_per_s=rates[0],
-        backward_flops_per_s=rates[1],
-        intra_bytes_per_s=limit.bytes_per_s,
-        latency_s=1e-3,
-        name="cpu-slow-links",
-        source="a run on free links",
-    )
-
-
 def dense_of(slabs: Slabs) -> torch.Tensor:
     """Return the mask as a bool matrix."""
     return torch.from_numpy(slabs.tile(0, slabs.num_tokens, 0, slabs.num_tokens))
@@ -322,9 +245,8 @@ def dense_of(slabs: Slabs) -> torch.Tensor:
 
 def to_tables(document: dict[str, object]) -> str:
     """Write the document as Markdown."""
-    attention, overlap = document["attention"], document["overlap"]
+    attention = document["attention"]
     assert isinstance(attention, list), "the schema says so"
-    assert isinstance(overlap, list), "the schema says so"
     yardsticks = {"masked": "masked SDPA", "causal": "causal SDPA"}
     if any("flex" in row["forward"] for row in attention):
         yardsticks["flex"] = "FlexAttention"
@@ -350,17 +272,6 @@ def to_tables(document: dict[str, object]) -> str:
             f"| {row['mask']}, 8 ranks | {row['tokens']:,} | {1e3 * row['median_s']:.1f} ms | "
             f"{1e3 * low:.1f}-{1e3 * high:.1f} ms |"
         )
-    if overlap:
-        lines += ["", "| causal, gloo | links | seconds | over free links | waiting |"]
-        lines.append("|---|---|---|---|---|")
-    for world in overlap:
-        free_s = world["links"]["free"]["seconds"]
-        lines += [
-            f"| {world['tokens']:,} tokens, {world['ranks']} ranks on {world['cores']} cores | "
-            f"{name} | {row['seconds']:.2f} | {100 * (row['seconds'] / free_s - 1):+.0f} % | "
-            f"{100 * row['exposed']:.0f} % |"
-            for name, row in world["links"].items()
-        ]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-from .adapters.context_parallel import DCPLoadBalancer
+from .adapters.context_parallel import DCPLoadBalancer, balanced_order
 from .adapters.flex_mask import check_mask_mod, flex_block_mask, flex_mask_mod, import_mask_mod
 from .adapters.huggingface.attention import register_dcp
 from .adapters.huggingface.model_check import check_model
@@ -56,6 +56,7 @@ __all__ = [
     "WandbLog",
     "assert_sees",
     "audit",
+    "balanced_order",
     "by_rollout",
     "check_mask_mod",
     "check_model",

@@ -24,6 +24,23 @@ MAX_DEFAULT_RANKS = 16
 """Most processes that a run starts unless `--ranks` names the number."""
 
 
+class DilationType(click.ParamType):  # type: ignore[type-arg]  # of one version of click
+    """A number of real seconds for an emulated one, or ``auto``."""
+
+    name = "dilation"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | None:
+        """Return the number, ``None`` for ``auto``."""
+        if value == "auto":
+            return None
+        try:
+            return float(str(value))
+        except ValueError:
+            self.fail(f"expected a number such as 200, or auto, got {value!r}", param, ctx)
+
+
 @click.command()
 @click.argument("plan", type=click.Path())
 @click.option("--ranks", type=click.IntRange(min=1),
@@ -52,8 +69,16 @@ MAX_DEFAULT_RANKS = 16
 )
 @click.option("--overlap/--no-overlap", default=True,
               help="Send messages during compute. [default: overlap]")  # fmt: skip
+@click.option("--emulate", is_flag=True,
+              help="Emulate the plan's cluster: real programs, predicted compute, shared "
+              "links.")  # fmt: skip
+@click.option("--dilation", type=DilationType(), default="auto", show_default=True,
+              metavar="D|auto",
+              help="With --emulate: real seconds for an emulated one.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+@click.pass_context
 def run(  # noqa: PLR0913 - one argument per option
+    context: click.Context,
     plan: str,
     ranks: int | None,
     kernel: str | None,
@@ -65,12 +90,15 @@ def run(  # noqa: PLR0913 - one argument per option
     transport: str,
     device: str | None,
     overlap: bool,
+    emulate: bool,
+    dilation: float | None,
     as_json: bool,
 ) -> None:
     """Run PLAN, a .dcpplan file, forward and backward on processes of this machine.
 
     The tensors are random. Every rank is a process with one thread. Ranks exchange blocks over gloo
-    unless --transport names another transport.
+    unless --transport names another transport. With --emulate nothing is computed or sent: devices
+    and links of the plan's cluster take the time that they would, slowed down.
     """
     from dcp_dsl.files import check_writable
     from dcp_planner import read_plan
@@ -87,6 +115,10 @@ def run(  # noqa: PLR0913 - one argument per option
         # Before the run: it may take minutes, and its trace would be lost.
         check_writable(trace, RunError)
     content = read_plan(plan)
+    _check_emulation(context, emulate=emulate)
+    if emulate:
+        _emulate(content, dilation, overlap=overlap, trace=trace, as_json=as_json)
+        return
     is_many = content.plan.num_devices > MAX_DEFAULT_RANKS
     if ranks is None and is_many and transport != "loopback":
         raise RunError(
@@ -118,6 +150,42 @@ def run(  # noqa: PLR0913 - one argument per option
     click.echo(json.dumps(to_json(config, result)) if as_json else to_text(config, result))
     if result.verified is False:
         sys.exit(1)
+
+
+_WITH_EMULATE = ("plan", "emulate", "dilation", "overlap", "trace", "as_json")
+
+
+def _check_emulation(context: click.Context, *, emulate: bool) -> None:
+    """Refuse options that would change nothing."""
+    given = [
+        name
+        for name in context.params
+        if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE
+    ]
+    other = [name for name in given if name not in _WITH_EMULATE]
+    if emulate and other:
+        raise click.UsageError(
+            f"--emulate computes and sends nothing, so --{other[0]} changes nothing; leave it out"
+        )
+    if not emulate and "dilation" in given:
+        raise click.UsageError("--dilation slows an emulated cluster down: say --emulate, too")
+
+
+def _emulate(
+    content: "PlanFile", dilation: float | None, *, overlap: bool, trace: str | None, as_json: bool
+) -> None:
+    from dcp_planner import simulate
+    from dcp_runtime.emulation.emulate import emulate_plan
+    from dcp_runtime.emulation.report import to_json, to_text
+
+    found = emulate_plan(
+        content.plan, dilation, overlap=overlap, say=lambda text: click.echo(text, err=True)
+    )
+    if trace is not None:
+        # Beside the prediction, so that the dashboard draws both.
+        _write_trace(trace, content, (simulate(content.plan), found.trace))
+        click.echo(f"wrote {trace}", err=True)
+    click.echo(json.dumps(to_json(found)) if as_json else to_text(found))
 
 
 def _write_trace(path: str, content: "PlanFile", traces: "tuple[Trace, ...]") -> None:

@@ -190,7 +190,7 @@ def test_a_column_of_parents_that_is_none_is_refused(parents, said):
     ("forks", "said"),
     [
         ([0, 3], "column `forks`: branch 1 goes on from token 3; expected a token from 0 to 2, or"),
-        ([1, -1], "branch 0 goes on from token 1; expected a token from 0 to 0, or -1 for the"),
+        ([1, -1], "branch 0 goes on from token 1; expected token 0, or -1 for the"),
         ([-2, -1], "branch 0 goes on from token -2"),
         ([-1], "has 1 forks for 2 branches"),
         ([[-1], [-1]], "to be a list of integers"),
@@ -211,7 +211,7 @@ def test_forks_in_groups_are_tokens_of_the_row_and_stay_in_the_group():
     mask = Spec.from_text(f"{text}  mask own = paths").mask("own")
     columns = {"ps": [2, 1], "ls": [[2, 1], [2, 2]], "forks": [[-1, 2], [5 + 2, -1]]}
     columns["forks"][1][0] = 7  # the prompt of the second group: tokens 1 + 5 to 6
-    with pytest.raises(DatasetError, match="token 7; expected a token from 6 to 6, or -1"):
+    with pytest.raises(DatasetError, match="token 7; expected token 6, or -1"):
         mask.compile(Sample(columns, 11))
     columns["forks"][1] = [6, 8]
     found = token_paths(mask, Sample(columns, 11))

@@ -65,10 +65,22 @@ def test_the_plan_is_faster_than_with_the_usual_length_where_another_is_chosen()
 
 def test_dear_messages_make_blocks_longer() -> None:
     batch = BATCHES["a long one and short ones"]
-    dear = replace(CLUSTER, message_launch_s=100e-6, inter_latency_s=300e-6)
+    dear = replace(CLUSTER, message_launch_s=20e-6, inter_latency_s=60e-6)
     cheap = replace(CLUSTER, message_launch_s=0.0, latency_s=0.0, inter_latency_s=0.0)
     lengths = [fastest_block_size([batch], SHAPE, one) for one in (cheap, dear)]
     assert lengths[0] < lengths[1]
+
+
+def test_one_long_document_is_no_slower_than_the_best_layout_in_blocks_of_the_usual_length() -> (
+    None
+):
+    batch, cluster = [causal(1 << 20)], find_cluster("a100-p4de:4x8")
+    config = PlanConfig(partials="input")
+    ours = fastest_block_size([batch], SHAPE, cluster, config)
+    plan = build_plan(cut_blocks(batch, ours), SHAPE, cluster, config)
+    layout = cut_blocks(batch, choose_block_size(batch, cluster))
+    zigzag = build_plan(layout, SHAPE, cluster, replace(config, partitioner="static:zigzag"))
+    assert predict(plan).seconds <= predict(zigzag).seconds
 
 
 @pytest.mark.parametrize(
@@ -90,7 +102,11 @@ def test_nothing_is_tried_where_time_alone_does_not_decide(config: PlanConfig) -
 def test_large_and_settled_batches_take_the_usual_length(monkeypatch: pytest.MonkeyPatch) -> None:
     level = [causal(1_000)] * 64  # whole documents leave nothing to search for
     usual = choose_block_size(level, CLUSTER)
-    monkeypatch.setattr(block_size, "quick_seconds", lambda *_: pytest.fail("a length was tried"))
+
+    def fail(*_: object, **__: object) -> None:
+        pytest.fail("a length was tried")
+
+    monkeypatch.setattr(block_size, "quick_seconds", fail)
     assert fastest_block_size([level], SHAPE, CLUSTER) == usual
     batch = BATCHES["one document"]
     monkeypatch.setattr(block_size, "MOST_WORK", 1)

@@ -22,7 +22,8 @@ def plan(masks):
 
 
 def played(plan, order):
-    trace = simulate(replace(plan, cluster=replace(plan.cluster, message_order=order)))
+    cluster = replace(plan.cluster, message_order=order, port_sharing="exclusive")
+    trace = simulate(replace(plan, cluster=cluster))
     rows = {}
     for kind, name in ((3, "send"), (4, "receive")):
         for e in np.flatnonzero(trace.kind == kind):

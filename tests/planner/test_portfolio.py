@@ -22,9 +22,10 @@ from dcp_planner import (
 )
 from dcp_planner.baselines import STATIC_KINDS
 from dcp_planner.model.config import MOST_TOLERANCE, tolerances_of
-from dcp_planner.model.problem import build_workload, caps_of, loads_of
+from dcp_planner.model.problem import Placement, build_workload, caps_of, loads_of
 from dcp_planner.search import partitioners
 from dcp_planner.search.partitioners import fastest, place
+from dcp_planner.simulation.schedules import predict_placement
 
 WHOLE = [f"static:{kind}" for kind in STATIC_KINDS]  # layouts that do not split heads
 
@@ -80,6 +81,31 @@ def test_it_is_the_default_and_its_plans_hold(packed):
     plan = build_plan(packed, ModelShape(), Cluster(2, 2))
     validate(plan)
     assert plan.partitioner == "portfolio"
+
+
+def test_tokens_within_the_tolerance_come_before_time_where_packing_misses_it(masks):
+    # Largest first, whole blocks of 3, 3, 2, 2, 2 tokens come to 7 and 5 on two devices.
+    workload = build_workload(
+        masks.pack([masks.causal(n) for n in (3, 3, 2, 2, 2)], 3), ModelShape()
+    )
+    cluster, config = Cluster(1, 2), PlanConfig()
+    assert caps_of(workload, 2, config).tokens == 7
+    uneven, even = (np.array(owner, np.int32) for owner in ([0, 1, 0, 1, 0], [0, 0, 1, 1, 1]))
+    quick = Placement(uneven, uneven[workload.block_sequence[workload.compute_q]])
+    level = replace(quick, device_of_data=even)
+    seconds = [predict_placement(workload, one, cluster, config).seconds for one in (quick, level)]
+    assert seconds[0] < seconds[1]
+    assert fastest([quick, level], workload, cluster, config) is level
+    assert fastest([quick], workload, cluster, config) is quick
+
+
+def test_a_huge_batch_takes_the_quick_search_alone(packed, monkeypatch):
+    searched = PlanConfig("native", budget="fast")
+    quick = digest(build_plan(packed, ModelShape(), Cluster(2, 2), searched))
+    monkeypatch.setattr(partitioners, "MOST_JUDGED", 1)
+    monkeypatch.setattr(partitioners, "fastest", lambda *_: pytest.fail("candidates were judged"))
+    plan = build_plan(packed, ModelShape(), Cluster(2, 2))
+    assert digest(replace(plan, partitioner="native")) == quick
 
 
 def test_a_layout_above_the_token_cap_is_not_taken(masks):

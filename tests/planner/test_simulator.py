@@ -77,8 +77,9 @@ def test_messages_through_one_port_follow_each_other_and_ports_work_at_once(mask
     sparsity = masks.pack([np.ones((12, 12), bool)], 4)
     workload = build_workload(sparsity, TINY)
     cluster = Cluster(
-        2, 2, intra_bytes_per_s=1e9, inter_bytes_per_s=5e8, latency_s=0, flops_per_s=1e9
-    )
+        2, 2, intra_bytes_per_s=1e9, inter_bytes_per_s=5e8, latency_s=0, flops_per_s=1e9,
+        port_sharing="exclusive",
+    )  # fmt: skip
     placed = Placement(np.array([0, 1, 2]), np.array([0, 1, 2])[workload.compute_q])
     config = PlanConfig(divisions=2, routing="direct")
     schedule = make_schedule(workload, placed, cluster, config)
@@ -94,15 +95,27 @@ def test_messages_through_one_port_follow_each_other_and_ports_work_at_once(mask
         (2, 0, "kv 2"): (0, 16),
         (2, 1, "kv 2"): (16, 32),
     }
+    fair = simulate(assemble(workload, replace(cluster, port_sharing="fair"), placed, schedule, ""))
+    sends = [r for r in rows(fair) if r[1] == "send" and not r[7]]
+    # At once, and each half as fast: what leaves 2, and what enters it.
+    assert {(r[0], r[5], r[2]): (r[3], r[4]) for r in sends} == {
+        (0, 1, "kv 0"): (0, 8),
+        (0, 2, "kv 0"): (0, 32),
+        (1, 0, "kv 1"): (0, 8),
+        (1, 2, "kv 1"): (0, 32),
+        (2, 0, "kv 2"): (0, 32),
+        (2, 1, "kv 2"): (0, 32),
+    }
 
 
 @given(st.data())
 @settings(max_examples=60)
 def test_devices_and_links_do_one_thing_at_a_time_at_their_speed(strategies, data):
     plan = data.draw(strategies.placed_plans())
-    trace = simulate(plan)
-    check_no_plan_is_faster_than_its_compute_or_its_busiest_link(plan, trace)
-    check_every_transfer_is_sent_and_received_once_with_its_latency(plan, rows(trace))
+    for sharing in ("fair", "exclusive"):
+        trace = simulate(replace(plan, cluster=replace(plan.cluster, port_sharing=sharing)))
+        check_no_plan_is_faster_than_its_compute_or_its_busiest_link(plan, trace)
+        check_every_transfer_is_sent_and_received_once_with_its_latency(plan, rows(trace))
     check_no_lane_of_a_device_does_two_things_at_once(plan, rows(trace))
 
 

@@ -29,7 +29,8 @@ PLANS = {
 def plan_of(lab, name):
     partitioner, options = PLANS[name]
     options = dict(options)
-    cluster = Cluster(options.pop("nodes", 1), 4 // PLANS[name][1].get("nodes", 1))
+    nodes = options.pop("nodes", 1)
+    cluster = Cluster(nodes, 4 // nodes, port_sharing="exclusive")
     masks = [lab.masks["causal"](200), lab.masks["full"](60)]
     shape = ModelShape(4, 2, 8, 2)
     plan = build_plan(

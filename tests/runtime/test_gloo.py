@@ -12,7 +12,6 @@ from thread_group import Group, ThreadRanks
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
 from dcp_planner.simulation import EVENT_KINDS
-from dcp_runtime import DCPExecutor
 from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.plans.transfers import Bundle, Transfer
 from dcp_runtime.transport import (
@@ -22,7 +21,6 @@ from dcp_runtime.transport import (
     recorder,
 )
 from dcp_runtime.transport.gloo_transport import UNUSED_TAG, GlooTransport
-from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.recorder import Event, Recorder
 from dcp_runtime.transport.transport import Parcel
 
@@ -187,48 +185,50 @@ def test_whoever_gathers_traces_knows_for_whom_it_waits(monkeypatch):
     ]  # fmt: skip
 
 
-def test_only_what_is_sent_crosses_the_slow_link(lab, on_ranks, monkeypatch):
-    told = []
-
-    class Link:
-        def __init__(self, limit):
-            assert limit == LinkLimit(1e6)
-
-        def send(self, size_bytes, deliver):
-            told.append(size_bytes)
-            deliver()
-
-        def close(self):
-            told.append("closed")
-
-    monkeypatch.setattr(gloo_transport, "SlowLink", Link)
-    config, mask = PlanConfig("static:contiguous"), lab.masks["causal"](40)
-    plan = build_plan(lab.sparsity_of([mask], 8), ModelShape(2, 1, 4, 4), Cluster(1, 2), config)
-    q, kv, _ = lab.random_qkv(0, 40, 2, 1, 4, torch.float32)
-
-    def work(transport):
-        rows = torch.tensor(plan.local_tokens(transport.rank))
-        executor = DCPExecutor(transport=transport)
-        executor.prepare(plan).forward(q[rows], kv[rows])
-
-    assert on_ranks(2, work, limit=LinkLimit(1e6)) == [None, None]
-    forward = ~plan.transfers.is_backward
-    assert sum(x for x in told if x != "closed") == plan.transfers.size_bytes[forward].sum()
-    sizes = plan.transfers.size_bytes
-    bundles = [sizes[[t.index for t in bundle.transfers]].sum() for _, bundle in leaving(plan)]
-    assert set(told) - {"closed"} <= set(bundles)
-    assert told[-2:] == ["closed"] * 2
-
-
 def lone_transport(ranks):
     """Return the transport of the first rank of a group, whose other ranks are never there."""
     transport = GlooTransport.__new__(GlooTransport)
     transport.rank, transport._ranks = 0, list(ranks)
-    transport._timeout_s, transport._link = TIMEOUT_S, None
+    transport._timeout_s, transport._passed_on = TIMEOUT_S, frozenset()
     place = "gloo", 1.0, ranks[0]
     transport._groups = [Group(tuple(ranks), number, *place) for number in (1, 2)]
     transport._queues, transport._threads = [], []
     return transport
+
+
+def test_a_relay_leaves_when_its_own_message_is_there(on_ranks):
+    """Rank 0 waits for rank 1 first, which sends only once rank 0 has passed rank 2's block on."""
+
+    def block(index, peer, *, is_send, hop=0, brought_by=-1):
+        return Transfer(index, TransferKind.KV, 0, "kv 0", 2, peer, is_send, 0, 0, hop, brought_by)
+
+    def parcel(transfer, value=0.0, after=None):
+        return Parcel(Bundle.of([transfer]), (torch.full((2,), value),), 0, after)
+
+    def work(transport):
+        part = SimpleNamespace(passed_on=frozenset({2} if transport.rank == 0 else ()))
+        transport.begin(part, "forward", None)
+        if transport.rank == 0:
+            late, brought = (parcel(block(n, n, is_send=False)) for n in (1, 2))
+            relay = parcel(block(3, 1, is_send=True, hop=1, brought_by=2), after=brought)
+            relay.tensors = brought.tensors
+            transport.start([late, brought, relay])
+            transport.wait([late, brought, relay], "forward")
+            return late.tensors[0].tolist()
+        if transport.rank == 1:
+            passed = parcel(block(3, 0, is_send=False, hop=1))
+            transport.start([passed])
+            transport.wait([passed], "forward")
+            answer = parcel(block(1, 0, is_send=True), 1.0 + float(passed.tensors[0][0]))
+            transport.start([answer])
+            transport.wait([answer], "forward")
+            return passed.tensors[0].tolist()
+        sent = parcel(block(2, 0, is_send=True), 7.0)
+        transport.start([sent])
+        transport.wait([sent], "forward")
+        return None
+
+    assert on_ranks(3, work) == [[8.0, 8.0], [7.0, 7.0], None]
 
 
 def awaited(peer, kind=TransferKind.KV):

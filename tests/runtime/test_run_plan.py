@@ -21,7 +21,6 @@ from dcp_planner.tables import Attention, CommWait, measure_memory
 from dcp_runtime import RunConfig, RunError, open_world, run_plan
 from dcp_runtime.errors import PeerError
 from dcp_runtime.launch import launcher, worker
-from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.loopback import LoopbackTransport
 from dcp_runtime.transport.recorder import Activity, Recorder
 
@@ -224,7 +223,7 @@ def test_the_options_of_a_run_by_default():
     assert asdict(RunConfig(2)) == {
         "ranks": 2, "kernel": None, "dtype": "float32", "seed": 0, "verify": False,
         "timeout_s": 60.0, "layers": 1, "transport": "gloo", "device": "cpu",
-        "check_finite": False, "link": None, "overlap": True, "warmup": 0,
+        "check_finite": False, "overlap": True, "warmup": 0,
     }  # fmt: skip
 
 
@@ -240,10 +239,9 @@ def test_blocks_travel_as_configured(alone, monkeypatch):
     monkeypatch.setattr(worker, "LoopbackWorld", make_world)
     monkeypatch.setattr(worker, "_select_gpu", lambda config: told.append("GPU"))
     monkeypatch.setattr(worker, "_run_rank", lambda *arguments: {"told": arguments})
-    link, recorders = LinkLimit(1e6), []
+    recorders = []
     for config, transport in (
-        (RunConfig(1, link=link), ("gloo", None, 4.0, link)),
-        (RunConfig(1), ("gloo", None, 4.0, None)),
+        (RunConfig(1), ("gloo", None, 4.0)),
         (RunConfig(1, transport="nccl", device="cuda"), ("nccl", None, 4.0)),
     ):
         found = worker.run_job(config, alone, 4.0, recorders)

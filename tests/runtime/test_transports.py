@@ -18,7 +18,6 @@ from dcp_runtime.plans.transfers import Bundle, Transfer
 from dcp_runtime.transport import gloo_transport
 from dcp_runtime.transport.failure_registry import FailureRegistry, Status
 from dcp_runtime.transport.gloo_transport import GlooTransport
-from dcp_runtime.transport.limits import LinkLimit, SlowLink
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.recorder import Recorder
 from dcp_runtime.transport.transport import Parcel
@@ -125,20 +124,6 @@ def test_a_rank_that_writes_late_is_not_taken_for_dead():
     error = FailureRegistry(store, 0).settle(Status("waiting", 1, "forward", 5, ""))
     late.join()
     assert str(error) == "rank 1 failed in division 2 of forward: ValueError: bad"
-
-
-def test_messages_cross_a_slow_link_one_after_the_other_and_an_idle_one_at_once(monkeypatch):
-    clock, naps, come = SimpleNamespace(now=1000.0), [], threading.Semaphore(0)
-    fake = SimpleNamespace(monotonic=lambda: clock.now, sleep=naps.append)
-    monkeypatch.setattr("dcp_runtime.transport.limits.time", fake)
-    link = SlowLink(LinkLimit(bytes_per_s=100.0, latency_s=0.25))
-    for now, sizes in ((1000.0, (100, 50)), (1010.0, (25,))):
-        clock.now = now
-        for size in sizes:
-            link.send(size, come.release)
-        assert all(come.acquire(timeout=100) for _ in sizes)
-    link.close()
-    assert naps == [1.25, 1.75, 0.5]
 
 
 @pytest.mark.dist

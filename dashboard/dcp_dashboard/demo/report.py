@@ -128,7 +128,7 @@ def print_report(report: DemoReport, console: Console) -> None:
         heading = Text.assemble((mask.mask, "bold"), f"  on {mask.dataset}")
         console.print(Group(heading, _sparsity(mask), _placements(mask)))
         if any(m.over_caps for b in (mask.planned, mask.executed) for m in b.shown):
-            console.print(Text("*: more tokens than plans of dcp-dsl put on one device", style="dim"))
+            console.print(Text("*: more tokens than plans of ours put on one device", style="dim"))
         console.print(_errors(mask), Text(""), sep="\n")
 
 

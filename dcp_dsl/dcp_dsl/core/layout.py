@@ -275,7 +275,8 @@ class _LayoutBinder(LayoutColumns):
         is_fine = fork == -1 or begin <= fork < at
         if is_fine or not places.is_forked or self.is_first_walk or part.parents is None:
             return
-        earlier = f"a token from {begin} to {at - 1}, or " if begin < at else ""
+        several = f"a token from {begin} to {at - 1}" if begin < at - 1 else f"token {begin}"
+        earlier = f"{several}, or " if begin < at else ""
         self.fail(
             f"column `{part.parents.text}`: branch {index} goes on from token {fork}; expected "
             f"{earlier}-1 for the place where the part stands"

@@ -362,7 +362,9 @@ def _segments(text: str) -> frozenset[str]:
 def _definitions(text: str) -> tuple[tuple[str, str], ...]:
     """Return the names of the token columns and segments of a text, each behind its keyword."""
     words = [token.text for token in scan(text) if token.kind == "name"]
-    return tuple(pair for pair in pairwise(words) if pair[0] in ("token", "segment"))
+    pairs = zip(["", *words], pairwise(words), strict=False)
+    # `from token forks` defines nothing
+    return tuple(p for before, p in pairs if p[0] in ("token", "segment") and before != "from")
 
 
 def _segment_like(column: str, text: str) -> str | None:

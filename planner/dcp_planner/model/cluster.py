@@ -158,10 +158,18 @@ MESSAGE_ORDERS: tuple[MessageOrder, ...] = get_args(MessageOrder)
 """Orders in which transports run messages.
 
 ``any``: a message starts when both ends have launched it and both ports are free, lowest first.
-``fifo``: a device sends one message after the other, in the order in which they become ready; the
-target's port holds nothing up. Gloo and artificially slowed links work this way.
+``fifo``: messages leave in the order in which they become ready; the target's port holds nothing
+up. Gloo works this way.
 ``grouped``: all messages of a device in one (division, hop) form a group; inputs and results have a
 communicator each, which runs its groups in order. NCCL works this way.
+"""
+PortSharing: TypeAlias = Literal["fair", "exclusive"]
+PORT_SHARINGS: tuple[PortSharing, ...] = get_args(PortSharing)
+"""Ways in which messages that are ready share a port.
+
+``fair``: messages from one device to another go one after the other, those of different devices at
+once, each at its max-min fair share of both ports. Sockets work this way.
+``exclusive``: a port serves one message at a time, and messages whose other port is busy wait.
 """
 MOST_RATIO = 1000.0
 """Most times that a device may be faster or slower than the cluster's rates."""
@@ -242,6 +250,8 @@ class Cluster:
         host_runs_ahead: whether the host only queues work, so that its own work for the next layer
             overlaps the device's for this one, as on CUDA; otherwise the device stands still.
         message_order: order in which the transport runs messages, one of `MESSAGE_ORDERS`.
+        port_sharing: how messages share ports, one of `PORT_SHARINGS`; ``None``: ``fair``, but
+            ``exclusive`` where messages are grouped.
         comm_sms: multiprocessors that do not compute while messages of a device are under way; no
             effect on a device of one.
         devices: for each node the rate of each of its devices, relative to `flops_per_s` and
@@ -283,6 +293,7 @@ class Cluster:
     host_message_s: float = 0.0
     host_runs_ahead: bool = False
     message_order: MessageOrder = "any"
+    port_sharing: PortSharing | None = None
     comm_sms: int = 0
     devices: tuple[tuple[float, ...], ...] = ()
     rails: int = 1
@@ -306,6 +317,8 @@ class Cluster:
         _check_count("comm_sms", self.comm_sms, most_sms, least=0)
         _check_choice("kernel_schedule", self.kernel_schedule, KERNEL_SCHEDULES)
         _check_choice("message_order", self.message_order, MESSAGE_ORDERS)
+        if self.port_sharing is not None:
+            _check_choice("port_sharing", self.port_sharing, PORT_SHARINGS)
         is_flag = isinstance(self.host_runs_ahead, bool)
         _require(is_flag, "host_runs_ahead", "true or false", self.host_runs_ahead)
         self._check_devices()
@@ -351,6 +364,13 @@ class Cluster:
     def num_devices(self) -> int:
         """Devices of all nodes, R."""
         return sum(map(len, self.devices)) or self.nodes * self.devices_per_node
+
+    @property
+    def is_sharing_ports(self) -> bool:
+        """Whether messages that meet in a port share it; see `port_sharing`."""
+        if self.port_sharing is None:
+            return self.message_order != "grouped"
+        return self.port_sharing == "fair"
 
     @property
     def node_ptr(self) -> Ints:

@@ -268,9 +268,13 @@ def _check_keys(values: Mapping[str, object], text: str, where: str) -> None:
             raise ClusterError(
                 f"{_at(text, where, key)}: unknown key {key!r:.60}{nearest(key, _NAMES)}", key
             )
-        if key in ("name", "source", "kernel_schedule", "message_order") and not isinstance(
-            value, str
-        ):
+        if key in (
+            "name",
+            "source",
+            "kernel_schedule",
+            "message_order",
+            "port_sharing",
+        ) and not isinstance(value, str):
             raise ClusterError(
                 f"{_at(text, where, key)}: {key}: expected a text, got {value!r:.60}", key
             )

@@ -11,6 +11,14 @@ import numpy as np
 from dcp_dsl.arrays import Bytes, Ints
 from dcp_planner.jit import IntTable, compiled, inlined
 from dcp_planner.simulation.event_tables import Messages, Steps
+from dcp_planner.simulation.fair_rates import (
+    NEVER_NS,
+    Streams,
+    end_stream,
+    first_ended,
+    next_end,
+    start_stream,
+)
 from dcp_planner.tables.programs import ATTENTION, LAUNCH, WAIT
 
 _LEAVE, _ARRIVE, _RESUME = 0, 1, 2
@@ -32,7 +40,7 @@ class _State(NamedTuple):
         begun, ended: int64 ``[I]``, of each instruction; -1: not yet.
         at: int64 ``[R]``, instruction that each device is at.
         still_open: int64 ``[I]``, messages of each launch that have not arrived or left.
-        started: int64 ``[X]``, of each message; -1: not yet.
+        started, left: int64 ``[X]``, of each message; -1: not yet.
         launch_row: int64 ``[2, X]``, launch at the source and at the target; -1: not yet.
         first_fed, next_fed: int64 ``[X]``, lists of the messages that pass each message on.
         has_arrived: uint8 ``[X]``.
@@ -43,6 +51,8 @@ class _State(NamedTuple):
         times, codes: int64, a binary heap of events; a code holds the number of the event, which
             decides between equal times, and in its `_CODE_BITS` the kind of event and its subject.
         counts: int64 ``[3]``, events in the heap, events made so far, messages in `to_start`.
+        streams: that share ports; none where ports are not shared.
+        in_stream: int64 ``[S]``, message under way in each stream.
     """
 
     following: IntTable
@@ -53,6 +63,7 @@ class _State(NamedTuple):
     at: Ints
     still_open: Ints
     started: Ints
+    left: Ints
     launch_row: IntTable
     first_fed: Ints
     next_fed: Ints
@@ -64,6 +75,8 @@ class _State(NamedTuple):
     times: Ints
     codes: Ints
     counts: Ints
+    streams: Streams
+    in_stream: Ints
 
     @classmethod
     def of(cls, steps: Steps, messages: Messages) -> "_State":
@@ -86,29 +99,32 @@ class _State(NamedTuple):
         return cls(
             following=alone, before=alone.copy(), is_busy=np.zeros((2, ports), np.int64),
             begun=nothing_yet(rows), ended=nothing_yet(rows), at=steps.row_ptr[:-1].copy(),
-            still_open=none(rows), started=nothing_yet(size),
+            still_open=none(rows), started=nothing_yet(size), left=nothing_yet(size),
             launch_row=np.full((2, size), -1, np.int64), first_fed=nothing_yet(size),
             next_fed=nothing_yet(size), has_arrived=np.zeros(size, np.uint8),
             still_grouped=np.diff(messages.group_ptr), follower=follower, under_way=none(devices),
             to_start=none(size + 1), times=none(events), codes=none(events),
-            counts=none(3),
+            counts=none(3), streams=Streams.of(*messages.streams),
+            in_stream=none(len(messages.streams.part)),
         )  # fmt: skip
 
 
-def run_events(steps: Steps, messages: Messages) -> tuple[Ints, Ints, Ints, Ints, int]:
+def run_events(steps: Steps, messages: Messages) -> tuple[Ints, Ints, Ints, Ints, Ints, int]:
     """Play one direction from 0 to its end; O(E log E), and a scan of a port's ready messages each.
+
+    Where ports are shared, O(A L) for each message in addition: A streams are active, at L shares.
 
     Args:
         steps: instructions of the devices.
         messages: messages between them.
 
     Returns:
-        Begin and end of every instruction ``[I]``, start of every message ``[X]`` (-1 if never),
-        the instruction each device is at ``[R]``, the time of the last event.
+        Begin and end of every instruction ``[I]``, start and leaving of every message ``[X]`` (-1
+        if never), the instruction each device is at ``[R]``, the time of the last event.
     """
     state = _State.of(steps, messages)
     end_ns = _play(steps, messages, state)
-    return state.begun, state.ended, state.started, state.at, int(end_ns)
+    return state.begun, state.ended, state.started, state.left, state.at, int(end_ns)
 
 
 @inlined
@@ -165,11 +181,12 @@ def _note_if_ready(messages: Messages, state: _State, x: int) -> None:
 
 
 @inlined
-def _finish(messages: Messages, state: _State, side: int, x: int) -> None:
+def _finish(messages: Messages, state: _State, side: int, x: int, now: int) -> None:
     """Let a message leave its source (side 0) or reach its target (1); note those set free."""
     group = messages.group[side, x]
     state.still_grouped[group] -= 1
     if side == _LEAVE:
+        state.left[x] = now
         # A port is free when the last byte has left: the latency occupies neither of the two.
         state.is_busy[0, messages.ports[0, x]] = 0
         state.is_busy[1, messages.ports[1, x]] = 0
@@ -284,41 +301,84 @@ def _start_if_free(messages: Messages, state: _State, x: int, now: int) -> None:
         state.is_busy[side, messages.ports[side, x]] = 1
         ahead, behind = state.before[side, x], state.following[side, x]
         state.following[side, ahead], state.before[side, behind] = behind, ahead
+    if messages.streams.num_ports > 0:
+        stream = messages.ports[0, x]
+        start_stream(state.streams, stream, messages.busy[x], now)
+        state.in_stream[stream] = x
+        return
     for what in (_LEAVE, _ARRIVE):
         when = now + messages.busy[x] + (messages.latency[x] if what == _ARRIVE else 0)
         _push(state, when, 3 * x + what)
 
 
-@compiled
-def _play(steps: Steps, messages: Messages, state: _State) -> int:
-    """Handle events in time until there are none; return the time of the last one."""
+@inlined
+def _list_fed(messages: Messages, state: _State) -> None:
+    """List for each message those that pass it on."""
     # Backwards, since each message goes to the head of its list: lists then rise.
     for x in range(len(messages.source) - 1, -1, -1):
         if messages.feeder[x] >= 0:
             state.next_fed[x] = state.first_fed[messages.feeder[x]]
             state.first_fed[messages.feeder[x]] = x
+
+
+@inlined
+def _leave_stream(messages: Messages, state: _State, now: int) -> int:
+    """Let a message leave that has no work left at this moment and return it; -1 if none has."""
+    stream = first_ended(state.streams, now)
+    if stream < 0:
+        return -1
+    end_stream(state.streams, stream, now)
+    x = state.in_stream[stream]
+    _push(state, now + messages.latency[x], 3 * x + _ARRIVE)
+    return int(x)
+
+
+@inlined
+def _handle(
+    steps: Steps, messages: Messages, state: _State, what: int, subject: int, now: int
+) -> None:
+    """Handle an event, and start the messages that it sets free."""
+    state.counts[_STARTING] = 0
+    device = subject
+    if what != _RESUME:
+        _finish(messages, state, what, subject, now)
+        device = _freed(steps, messages, state, what, subject, now)
+    if device >= 0:
+        _advance(steps, messages, state, device, now)
+    starting = state.counts[_STARTING]
+    for n in range(starting):
+        _enqueue(messages, state, state.to_start[n])
+    # New messages first, then the first in line at each of the two ports that became free. One
+    # loop for both, since `_start_if_free` is compiled into every place of call.
+    for n in range(starting + (2 if what == _LEAVE else 0)):
+        x = state.to_start[n] if n < starting else -1
+        if n >= starting:
+            x = _first_in_line(messages, state, n - starting, subject)
+        _start_if_free(messages, state, x, now)
+
+
+@compiled
+def _play(steps: Steps, messages: Messages, state: _State) -> int:
+    """Handle events in time until there are none; return the time of the last one."""
+    _list_fed(messages, state)
     for device in range(len(state.at)):
         _push(state, 0, 3 * device + _RESUME)
-    end_ns = 0
-    while state.counts[_SIZE] > 0:
-        now, code = state.times[0], _pop(state)
-        what, subject = code % 3, code // 3
-        end_ns = max(end_ns, now)
-        state.counts[_STARTING] = 0
-        device = subject
-        if what != _RESUME:
-            _finish(messages, state, what, subject)
-            device = _freed(steps, messages, state, what, subject, now)
-        if device >= 0:
-            _advance(steps, messages, state, device, now)
-        starting = state.counts[_STARTING]
-        for n in range(starting):
-            _enqueue(messages, state, state.to_start[n])
-        # New messages first, then the first in line at each of the two ports that became free. One
-        # loop for both, since `_start_if_free` is compiled into every place of call.
-        for n in range(starting + (2 if what == _LEAVE else 0)):
-            x = state.to_start[n] if n < starting else -1
-            if n >= starting:
-                x = _first_in_line(messages, state, n - starting, subject)
-            _start_if_free(messages, state, x, now)
-    return int(end_ns)
+    now, next_leave = 0, NEVER_NS
+    while True:
+        event_ns = state.times[0] if state.counts[_SIZE] > 0 else NEVER_NS
+        # Shares change when time moves: many messages may leave and start at one moment.
+        if event_ns > now and next_leave != now:
+            next_leave = next_end(state.streams, now)
+        if min(event_ns, next_leave) >= NEVER_NS:
+            return int(now)
+        now = min(event_ns, next_leave)
+        what, subject = _LEAVE, -1
+        if next_leave == now:
+            subject = _leave_stream(messages, state, now)
+            if subject < 0:  # all have left that leave now
+                next_leave = NEVER_NS
+                continue
+        else:
+            code = _pop(state)
+            what, subject = code % 3, code // 3
+        _handle(steps, messages, state, what, subject, now)

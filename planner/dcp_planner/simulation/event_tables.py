@@ -42,15 +42,34 @@ class Steps(NamedTuple):
         )
 
 
+class StreamPorts(NamedTuple):
+    """Streams of messages, and the ports that they share.
+
+    Attributes:
+        ports: int64 ``[2, S]``, that each stream sends and receives through.
+        part: int64 ``[S]``; streams of unequal parts never meet.
+        num_ports: to send through, and as many to receive through.
+    """
+
+    ports: IntTable
+    part: Ints
+    num_ports: int
+
+
+NO_STREAMS = StreamPorts(np.zeros((2, 0), np.int64), np.zeros(0, np.int64), 0)
+
+
 class Messages(NamedTuple):
     """The messages of one direction.
 
     Attributes:
         source, target: int32 ``[X]``.
         feeder: int64 ``[X]``, message that has to arrive before this one can leave, or -1.
-        ports: int64 ``[2, X]``, port that it leaves by (0) and port that it enters by (1).
+        ports: int64 ``[2, X]``, port that it leaves by (0) and port that it enters by (1), which
+            serve one message at a time; where ports are shared, its stream, twice.
         num_ports: ports of either kind, P.
-        busy: int64 ``[X]``, time that it occupies both; 0 until it is known.
+        streams: ports that streams share; none where ports are not shared.
+        busy: int64 ``[X]``, time that it occupies both, alone; 0 until it is known.
         latency: int64 ``[X]``, between leaving and arriving; 0 until it is known.
         group: int64 ``[2, X]``, group of messages that it belongs to at its source and its target.
         group_ptr: int64 ``[G+1]``, members of each group in `members`.
@@ -65,6 +84,7 @@ class Messages(NamedTuple):
     feeder: Ints
     ports: IntTable
     num_ports: int
+    streams: StreamPorts
     busy: Ints
     latency: Ints
     group: IntTable
@@ -83,11 +103,15 @@ class Messages(NamedTuple):
         groups: tuple[Ints, Ints, Ints, Ints],
         *,
         is_fifo: bool,
+        streams: StreamPorts | None = None,
     ) -> "Messages":
         """Take messages whose times are not known yet."""
         nothing = np.zeros_like(feeder)
         source, target = (end.copy() for end in ends)
-        return cls(source, target, feeder, *ports, nothing, nothing, *groups, int(is_fifo), 1.0)
+        streams = NO_STREAMS if streams is None else streams
+        return cls(
+            source, target, feeder, *ports, streams, nothing, nothing, *groups, int(is_fifo), 1.0
+        )
 
 
 def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
@@ -95,6 +119,39 @@ def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
     # Members are ends of messages: every message is there as it leaves, and as it arrives.
     both = np.concatenate([np.arange(size)] * 2)
     return np.zeros((2, size), np.int64), np.array([0, 2 * size]), both, np.array([-1])
+
+
+def ports_of(source: Indices, target: Indices, cluster: Cluster) -> tuple[IntTable, int]:
+    """Find the ports by which messages leave and enter, int64 ``[2, X]``, and their number.
+
+    Ports 0 to R - 1 are those of devices inside their node; the ports of NICs follow.
+    """
+    nics, ends = cluster.nic_of_device, np.stack([source, target])
+    devices = cluster.num_devices
+    is_inter = cluster.link_class(source, target) > 0
+    ports = np.where(is_inter, devices + nics[ends], ends)
+    num_ports = devices + int(nics[-1]) + 1
+    if cluster.message_order == "fifo":  # one port to send from; the target's is always free
+        ports[0], ports[1] = source, np.arange(len(source))
+        num_ports += len(source)
+    return ports, num_ports
+
+
+def streams_of(transfers: Transfers, cluster: Cluster) -> tuple[Ints, StreamPorts]:
+    """Find the stream of each transfer, int64 ``[X]``, and the ports of all streams.
+
+    There is one for inputs and one for results, from each device to each other: a transport has a
+    connection for each, whose messages travel one after the other.
+    """
+    is_result = transfers.kind >= TransferKind.OUT
+    devices = np.int64(cluster.num_devices)
+    pair = (transfers.source * devices + transfers.target) * 2 + is_result
+    found, stream = np.unique(pair, return_inverse=True)
+    source, target = np.divmod(found // 2, devices)
+    ports, num_ports = ports_of(source.astype(np.int32), target.astype(np.int32), cluster)
+    # Behind the ports of devices are those of NICs, which are one part.
+    part = np.append(cluster.node_of_device, cluster.nodes)[np.minimum(ports[0], devices)]
+    return stream.astype(np.int64), StreamPorts(ports, part, num_ports)
 
 
 def launches_of_waits(programs: ProgramTable) -> Ints:

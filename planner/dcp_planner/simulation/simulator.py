@@ -2,12 +2,14 @@
 
 The model, per device: one compute lane, which stands still at a `CommWait`; for links inside the
 node one port that sends and one that receives, and for links between nodes the two ports of its
-NIC, all independent of each other. A message starts once both ends have launched it, the data that
-it passes on has arrived, and both ports are free; it occupies both for ``Link.busy_s`` and arrives
-the link's latency later. `MESSAGE_ORDERS` lists the rules by which a free port chooses a message,
-and other reasons to wait. Attention takes the time of its blocks of threads (`KernelWork`),
-reductions `reduction_seconds`, each after the launch of its kernel. Backward starts when the
-slowest device has finished forward. Times are whole nanoseconds, durations rounded up.
+NIC, all independent of each other. A message is ready once both ends have launched it and the data
+that it passes on has arrived. `PORT_SHARINGS` lists how messages share ports: one has both of its
+ports for ``Link.busy_s``, or messages from one device to another go one after the other, and those
+of different devices at once, at max-min fair shares (`fair_rates`). It arrives the link's latency
+later. `MESSAGE_ORDERS` lists the rules by which a message is chosen, and other reasons to wait.
+Attention takes the time of its blocks of threads (`KernelWork`), reductions `reduction_seconds`,
+each after the launch of its kernel. Backward starts when the slowest device has finished forward.
+Times are whole nanoseconds, durations rounded up.
 
 The host has a clock of its own: `host_seconds` for each direction. Where it does not run ahead of
 its device, a direction begins with its work. Where it does, it works on the next layer meanwhile,
@@ -38,6 +40,8 @@ from dcp_planner.simulation.event_tables import (
     levelled,
     message_times,
     nanoseconds,
+    ports_of,
+    streams_of,
 )
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace, message_names, wait_name
 from dcp_planner.tables.head_groups import expand_head_groups
@@ -176,16 +180,15 @@ class DirectionModel:
         `rows` are the rows of the transfers in their plan; without them, its first rows. `feeder`
         is the result of `find_feeders`, if the caller has it.
         """
-        nics, ends = cluster.nic_of_device, np.stack([transfers.source, transfers.target])
         link = cluster.link_class(transfers.source, transfers.target)
-        # Ports 0 to R - 1 are those of devices inside their node; the ports of NICs follow.
-        devices = cluster.num_devices
-        ports = np.where(link > 0, devices + nics[ends], ends)
-        num_ports = devices + int(nics[-1]) + 1
-        if cluster.message_order == "fifo":  # one port to send from; the target's is always free
-            ports[0], ports[1] = transfers.source, np.arange(len(transfers))
-            num_ports += len(transfers)
-        steps = Steps.of(programs, devices)
+        streams = None
+        if cluster.is_sharing_ports:
+            stream, streams = streams_of(transfers, cluster)
+            # A stream is a port of its own, at both ends: its messages go one after the other.
+            ports, num_ports = np.stack([stream, stream]), len(streams.part)
+        else:
+            ports, num_ports = ports_of(transfers.source, transfers.target, cluster)
+        steps = Steps.of(programs, cluster.num_devices)
         bundles = Bundles.of(steps, transfers)
         if feeder is None:
             feeder = find_feeders(transfers)
@@ -194,6 +197,7 @@ class DirectionModel:
         messages = Messages.of(
             (transfers.source, transfers.target), feeder, (ports, num_ports),
             groups_of(steps, transfers, cluster), is_fifo=cluster.message_order == "fifo",
+            streams=streams,
         )  # fmt: skip
         if rows is None:
             rows = np.arange(len(transfers))
@@ -215,23 +219,13 @@ class DirectionModel:
         programs = replace(programs, items=items)
         return cls.of(programs, Transfers(**chosen), plan.cluster, rows)
 
-    def play(
-        self,
-        work: KernelWork,
-        cluster: Cluster,
-        evenness: Evenness = "as placed",
-        rest_s: float = 0.0,
-    ) -> "Played":
-        """Play the direction, from 0, at the rates of a cluster with the same devices and ports.
-
-        Args:
-            work: prices of its attention.
-            cluster: the machine.
-            evenness: how compute is imagined to be shared.
-            rest_s: time of the device for the rest of the layer, in which the host may run ahead.
+    def price(
+        self, work: KernelWork, cluster: Cluster, evenness: Evenness = "as placed"
+    ) -> "Prices":
+        """Price all instructions and messages; the arguments are those of `play`.
 
         Raises:
-            PlanError: for a deadlock, or a run of a century.
+            PlanError: for a run of a century.
         """
         duration = durations(self.programs, self.steps, self.transfers, work, cluster)
         on_host = host_seconds(self.programs, self.bundles, cluster)
@@ -255,25 +249,67 @@ class DirectionModel:
                 f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give "
                 "the cluster's rates in bytes and FLOPs per second, its latency in seconds"
             )
-        busy_ns, latency_ns = nanoseconds(busy), nanoseconds(latency)
-        steps = self.steps._replace(duration=nanoseconds(duration))
-        messages = self.messages._replace(busy=busy_ns, latency=latency_ns, slowdown=slowdown)
-        begun, ended, started, at, end_ns = run_events(steps, messages)
+        return Prices(
+            nanoseconds(duration), nanoseconds(busy), nanoseconds(latency), nanoseconds(on_host),
+            slowdown,
+        )  # fmt: skip
+
+    def play(
+        self,
+        work: KernelWork,
+        cluster: Cluster,
+        evenness: Evenness = "as placed",
+        rest_s: float = 0.0,
+    ) -> "Played":
+        """Play the direction, from 0, at the rates of a cluster with the same devices and ports.
+
+        Args:
+            work: prices of its attention.
+            cluster: the machine.
+            evenness: how compute is imagined to be shared.
+            rest_s: time of the device for the rest of the layer, in which the host may run ahead.
+
+        Raises:
+            PlanError: for a deadlock, or a run of a century.
+        """
+        prices = self.price(work, cluster, evenness)
+        steps = self.steps._replace(duration=prices.duration_ns)
+        messages = self.messages._replace(
+            busy=prices.busy_ns, latency=prices.latency_ns, slowdown=prices.slowdown
+        )
+        begun, ended, started, left, at, end_ns = run_events(steps, messages)
         stuck = np.flatnonzero(at < steps.row_ptr[1:])
         if stuck.size:
             raise PlanError(
                 f"deadlock: devices {stuck[:8].tolist()} never get past a CommWait; validate(plan) "
                 "names the transfer"
             )
-        host_ns, held_ns = int(nanoseconds(on_host).max(initial=0)), 0
+        host_ns, held_ns = int(prices.host_ns.max(initial=0)), 0
         if cluster.host_runs_ahead:
             held_ns = max(0, host_ns - int(end_ns) - round(rest_s * 1e9))
             begins = self.programs.op == COPY
             begun, ended = begun + held_ns * ~begins, ended + held_ns
-            started = np.where(started >= 0, started + held_ns, -1)
-        left = started + busy_ns
+            started, left = (np.where(when >= 0, when + held_ns, -1) for when in (started, left))
         clocks = Clocks(int(end_ns), host_ns, held_ns)
-        return Played(self, begun, ended, started, left, left + latency_ns, clocks)
+        return Played(self, begun, ended, started, left, left + prices.latency_ns, clocks)
+
+
+class Prices(NamedTuple):
+    """What one direction costs where nothing waits, in ns.
+
+    Attributes:
+        duration_ns: int64 ``[I]``, of each instruction on its device; launches and waits take none.
+        busy_ns: int64 ``[X]``, for which each transfer occupies ports that it has alone.
+        latency_ns: int64 ``[X]``, between leaving and arriving.
+        host_ns: int64 ``[R]``, work of each host.
+        slowdown: times that attention takes longer while messages of its device are under way.
+    """
+
+    duration_ns: Ints
+    busy_ns: Ints
+    latency_ns: Ints
+    host_ns: Ints
+    slowdown: float
 
 
 class Clocks(NamedTuple):
@@ -361,6 +397,11 @@ class PlanModel:
         """Play one direction; like `DirectionModel.play`."""
         work = _kernel_work(self.flat, direction, cluster)
         return self.directions[direction].play(work, cluster, evenness, rest_s)
+
+    def price(self, direction: Direction) -> Prices:
+        """Price one direction on the plan's own cluster; like `DirectionModel.price`."""
+        work = _kernel_work(self.flat, direction, self.plan.cluster)
+        return self.directions[direction].price(work, self.plan.cluster)
 
     def predict(
         self, cluster: Cluster, evenness: Evenness = "as placed", token_seconds: float = 0.0

@@ -11,9 +11,10 @@ chunks with other ranks, always of equal size; where no swap helps, all chunks a
 is balanced, swaps go on as long as ranks need fewer keys and no rank exceeds the limit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -104,12 +105,10 @@ class DCPLoadBalancer(_LoadBalancer):
         count = self.tokens // block
         self._order = []  # of each row: its blocks in the order of their ranks
         for masks in self._blocks:
-            sees = np.zeros((count, count), np.bool_)
-            for blocks in masks:
-                sees[blocks.row_idx, blocks.col_idx] = True
-            work = np.stack([np.diff(blocks.row_ptr).astype(np.float64) for blocks in masks])
-            rank = deal_blocks(work, sees, self.num_ranks, tolerance)
-            self._order.append(np.argsort(rank, kind="stable"))
+            seen = np.zeros((len(masks), count, count), np.bool_)
+            for own, blocks in zip(seen, masks, strict=True):
+                own[blocks.row_idx, blocks.col_idx] = True
+            self._order.append(_order_of(seen, self.num_ranks, tolerance))
 
     @property
     def device(self) -> str:
@@ -118,9 +117,7 @@ class DCPLoadBalancer(_LoadBalancer):
 
     @cached_property
     def _indices(self) -> Tensor:
-        inside = np.arange(self.block)
-        order = [(blocks[:, None] * self.block + inside).reshape(-1) for blocks in self._order]
-        return torch.from_numpy(np.stack(order)).to(self.device)
+        return _tokens_of(self._order, self.block).to(self.device)
 
     def _generate_indices(self, restore: bool = False) -> Tensor:
         """Return the token at each place, or with `restore` the place of each token.
@@ -169,6 +166,54 @@ class DCPLoadBalancer(_LoadBalancer):
         moved = _moved(_by_row(mods), self._indices, rank * share * self.block)
         lengths = (share * self.block, self.tokens)
         return block_mask_of(tables, (self.block, self.block), moved, lengths, self.device)
+
+
+def balanced_order(
+    masks: BlockMask | Mapping[Any, BlockMask], num_ranks: int, tolerance: float = 0.01
+) -> Tensor:
+    """Return an order of tokens whose equal shares do equal work under masks that torch made.
+
+    For trainers that make a `BlockMask` and ask for a permutation, as torchtitan does; no pair is
+    evaluated.
+
+    Args:
+        masks: of a batch: one, or the distinct ones of a model by name, in equal blocks.
+        num_ranks: ranks that share the sequence.
+        tolerance: as for `DCPLoadBalancer`.
+
+    Returns:
+        int64 ``[rows, tokens]``, on the device of the masks: the token at each place.
+
+    Raises:
+        RunError: if ranks cannot get equally many blocks, or masks have other blocks or lengths.
+    """
+    every = [masks] if isinstance(masks, BlockMask) else list(masks.values())
+    sizes = {(*mask.BLOCK_SIZE, *mask.seq_lengths) for mask in every}
+    block, of_keys, tokens, keys = next(iter(sizes), (0, 0, 0, 0))
+    if len(sizes) != 1 or block != of_keys or tokens != keys or tokens % (num_ranks * block):
+        raise RunError(
+            "balanced_order: expected masks with the same square blocks over the same tokens, a "
+            f"multiple of {num_ranks} ranks times a block, got (query block, key block, queries, "
+            f"keys) {sorted(sizes)}; pad the sequence, or give BLOCK_SIZE to create_block_mask"
+        )
+    rows = max(mask.shape[0] for mask in every)
+    dense = [mask.to_dense().bool().cpu() for mask in every]  # [rows, heads, blocks, blocks]
+    seen = torch.cat([each.expand(rows, -1, -1, -1) for each in dense], 1).numpy()
+    order = [_order_of(of_row, num_ranks, tolerance) for of_row in seen]
+    return _tokens_of(order, block).to(every[0].kv_num_blocks.device)
+
+
+def _order_of(seen: Bools, num_ranks: int, tolerance: float) -> Ints:
+    """Return blocks in the order of their ranks; `seen` says for each mask which it computes."""
+    work, sees = seen.sum(2, dtype=np.float64), np.asarray(seen.any(0))
+    rank = deal_blocks(work, sees, num_ranks, tolerance)
+    return np.argsort(rank, kind="stable")
+
+
+def _tokens_of(order: Sequence[Ints], block: int) -> Tensor:
+    """Return the tokens of blocks in their order, int64 ``[rows, tokens]``."""
+    inside = np.arange(block)
+    return torch.from_numpy(np.stack([(b[:, None] * block + inside).reshape(-1) for b in order]))
 
 
 def _check_rows(rows: Sequence[Sequence[Form]]) -> int:

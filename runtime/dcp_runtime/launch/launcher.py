@@ -19,7 +19,7 @@ from dcp_planner import LANES, Plan, Trace
 from dcp_planner.tables import measure_memory
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.world import ProcessWorld, WorldTransport
-from dcp_runtime.transport.limits import LinkLimit, check_timeout
+from dcp_runtime.transport.limits import check_timeout
 
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
 
@@ -41,7 +41,6 @@ class RunConfig:
             ``"loopback"``, all ranks as threads of one process that compute in turns.
         device: ``"cpu"`` or ``"cuda"``; NCCL needs the latter.
         check_finite: raise if a tensor that arrives or results is not finite.
-        link: hold the messages of gloo back as a slower link would.
         overlap: send while computing; a run with ``False`` shows the gain.
         warmup: passes before the pass that is timed and returned: the first pass of a process pays
             for threads, connections and memory that later passes find.
@@ -57,7 +56,6 @@ class RunConfig:
     transport: WorldTransport = "gloo"
     device: Literal["cpu", "cuda"] = "cpu"
     check_finite: bool = False
-    link: LinkLimit | None = None
     overlap: bool = True
     warmup: int = 0
 
@@ -80,8 +78,6 @@ class RunConfig:
             )
         if self.transport == "nccl" and self.device != "cuda":
             raise RunError("transport 'nccl' moves CUDA tensors: say device 'cuda', or use 'gloo'")
-        if self.link is not None and self.transport != "gloo":
-            raise RunError(f"only the links of gloo can be slowed down, not {self.transport!r}")
 
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.launch.launcher import RunConfig
 from dcp_runtime.launch.world import WorldTransport
 from dcp_runtime.transport.gloo_transport import GlooTransport
-from dcp_runtime.transport.limits import LinkLimit, describe_wait
+from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.recorder import Recorder
@@ -124,7 +124,7 @@ def run_job(
         return dict(ChainMap(*world.run(run_rank)))
     if config.transport == "nccl":
         return run_rank(NcclTransport(None, timeout_s))
-    return run_rank(GlooTransport(None, timeout_s, config.link))
+    return run_rank(GlooTransport(None, timeout_s))
 
 
 def _run_rank(
@@ -267,8 +267,7 @@ def _collective(what: str, timeout_s: float) -> Iterator[None]:
 
 
 def _run(values: dict[str, Any], blob: bytes, timeout_s: float, recorders: list[Recorder]) -> bytes:
-    link, file = values["link"] and LinkLimit(**values["link"]), io.BytesIO()
-    config, plan = RunConfig(**{**values, "link": link}), decode_plan(blob).plan
+    config, plan, file = RunConfig(**values), decode_plan(blob).plan, io.BytesIO()
     # Any: savez mixes arrays with options in its signature
     arrays: dict[str, Any] = run_job(config, plan, timeout_s, recorders)
     np.savez(file, **arrays)

@@ -133,6 +133,7 @@ class DevicePlan:
         heads: how the heads of whole tokens are cut into those of the plan.
         num_local: tokens that the device owns; they are the first rows of the working buffers.
         transfers: by row of the plan's table.
+        passed_on: those that arrive and are sent on from here.
     """
 
     plan: Plan
@@ -142,6 +143,7 @@ class DevicePlan:
     forward: DirectionPlan
     backward: DirectionPlan
     transfers: Mapping[int, Transfer]
+    passed_on: frozenset[int] = frozenset()
 
     def of(self, direction: Direction) -> DirectionPlan:
         """Return the work of one direction."""
@@ -162,6 +164,38 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
         num_local=_local_rows(plan, device)[1],
         forward=_direction_plan(plan, device, "forward", pieces, transfers),
         backward=_direction_plan(plan, device, "backward", pieces, transfers),
+        transfers=transfers,
+        passed_on=frozenset(t.brought_by for t in transfers.values() if t.brought_by >= 0),
+    )
+
+
+def outline_device(flat: Plan, groups: int, device: int) -> DevicePlan:
+    """Make the program and the messages of one device ready, without the tiles of its kernels.
+
+    This is enough for a run whose kernels compute nothing, and takes a fraction of the time.
+
+    Args:
+        flat: an expanded plan (`expand_head_groups`).
+        groups: head groups before that.
+        device: the device.
+    """
+    transfers = _transfers(flat, device, groups)
+
+    def outlined(direction: Direction) -> DirectionPlan:
+        program = flat.programs(direction)[device].instructions
+        steps: list[Step] = [
+            (step, (), bundle(step.transfers, transfers) if isinstance(step, CommLaunch) else ())
+            for step in program
+        ]
+        return DirectionPlan(dict.fromkeys(TransferKind, 0), tuple(steps), {})
+
+    return DevicePlan(
+        plan=flat,
+        heads=HeadLayout(flat.shape, groups),
+        device=device,
+        num_local=_local_rows(flat, device)[1],
+        forward=outlined("forward"),
+        backward=outlined("backward"),
         transfers=transfers,
     )
 

@@ -8,7 +8,7 @@ one packed message per peer (2 ranks, 2 cores, blocks of 1 MiB: 2.1 against 0.4 
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -19,10 +19,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dcp_planner import Direction
+from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.transport.group_transport import POLL_S, GroupTransport, close_at_exit, make_group
-from dcp_runtime.transport.limits import LinkLimit, SlowLink
 from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
-from dcp_runtime.transport.transport import Parcel
+from dcp_runtime.transport.transport import Parcel, RowBytes
 
 PARTS = 8
 """Tags per bundle, a bound on its tensors: part p of bundle n has the tag ``PARTS * n + p``."""
@@ -56,24 +56,27 @@ class GlooTransport(GroupTransport):
     """Point-to-point messages on gloo, from CPU memory or through pinned memory.
 
     Threads wait for the messages, so that a trace has the time at which each arrived, not the time
-    at which its rank looked, and so that relays are sent on arrival.
+    at which its rank looked, and so that relays are sent on arrival. A message that is passed on
+    has a thread of its own: whatever was posted before it may come later.
 
     Args:
         group: ranks that share the attention; ``None`` for all.
         timeout_s: a message that takes longer is an error that names its peer.
-        limit: hold outgoing messages back as a slower link would.
     """
 
     message_order = "fifo"
 
-    def __init__(
-        self, group: dist.ProcessGroup | None, timeout_s: float, limit: LinkLimit | None = None
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, timeout_s)
         self._groups = [make_group(self._ranks, "gloo", timeout_s) for _ in ("inputs", "results")]
-        self._link = SlowLink(limit) if limit is not None else None
+        self._passed_on: frozenset[int] = frozenset()
         self._queues: list[queue.SimpleQueue[_Posted | None]] = []
         self._threads: list[threading.Thread] = []
+
+    def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
+        """Begin a call of a plan."""
+        super().begin(part, direction, row_bytes)
+        self._passed_on = part.passed_on
 
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Start all parcels in order, without waiting; the error of a lost peer comes at `wait`."""
@@ -92,10 +95,7 @@ class GlooTransport(GroupTransport):
             parcel.finish(parcel.after.error)  # there is nothing to forward
             return
         parcel.start_ns = time.perf_counter_ns()
-        if self._link is not None and parcel.bundle.is_send:
-            self._link.send(parcel.size_bytes, partial(self._post, posted))
-        else:
-            self._post(posted)
+        self._post(posted)
 
     def _post(self, posted: _Posted) -> None:
         parcel, bundle = posted.parcel, posted.parcel.bundle
@@ -112,7 +112,10 @@ class GlooTransport(GroupTransport):
         except RuntimeError as error:  # the connection is broken already
             parcel.finish(str(error))
             return
-        self._queues[2 * is_result + int(bundle.is_send)].put(posted)
+        if not bundle.is_send and bundle.index in self._passed_on:
+            self._start_thread("relay", parcel.tensors[0].device, partial(self._end, posted))
+        else:
+            self._queues[2 * is_result + int(bundle.is_send)].put(posted)
 
     def _stage(self, tensor: Tensor, posted: _Posted, *, is_send: bool) -> Tensor:
         """Return host memory to send from or receive into: the tensor itself if it is there."""
@@ -138,31 +141,39 @@ class GlooTransport(GroupTransport):
     def _start_threads(self, device: torch.device) -> None:
         for name in LANES:
             lane: queue.SimpleQueue[_Posted | None] = queue.SimpleQueue()
-            # A daemon: a message that never comes must not keep a failed process alive.
-            thread = threading.Thread(
-                target=self._watch, args=(lane, device), name=name, daemon=True
-            )
-            thread.start()
+            self._start_thread(name, device, partial(self._watch, lane))
             self._queues.append(lane)
-            self._threads.append(thread)
         close_at_exit(self)
 
-    def _watch(self, lane: "queue.SimpleQueue[_Posted | None]", device: torch.device) -> None:
-        if device.type == "cuda":
-            # A thread begins on device 0, and coming back to it would make a context there.
-            torch.cuda.set_device(device)
-        timeout = timedelta(seconds=self._timeout_s)
+    def _start_thread(self, name: str, device: torch.device, work: Callable[[], None]) -> None:
+        def run() -> None:
+            if device.type == "cuda":
+                # A thread begins on device 0, and coming back to it would make a context there.
+                torch.cuda.set_device(device)
+            work()
+
+        # A daemon: a message that never comes must not keep a failed process alive.
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        thread.start()
+        self._threads = [each for each in self._threads if each.is_alive()]
+        self._threads.append(thread)
+
+    def _watch(self, lane: "queue.SimpleQueue[_Posted | None]") -> None:
         while (posted := lane.get()) is not None:
-            error = None
-            try:
-                for work in posted.works:
-                    work.wait(timeout)
-                with posted.stream:
-                    for tensor, host in posted.staged:
-                        tensor.copy_(host)
-            except RuntimeError as failure:  # gloo: timeout, or a broken connection
-                error = str(failure)
-            posted.parcel.finish(error)
+            self._end(posted)
+
+    def _end(self, posted: _Posted) -> None:
+        """Wait until a parcel has arrived or left, and end it."""
+        error = None
+        try:
+            for work in posted.works:
+                work.wait(timedelta(seconds=self._timeout_s))
+            with posted.stream:
+                for tensor, host in posted.staged:
+                    tensor.copy_(host)
+        except RuntimeError as failure:  # gloo: timeout, or a broken connection
+            error = str(failure)
+        posted.parcel.finish(error)
 
     def close(self) -> None:
         """End the waiting threads; the process groups end with ``destroy_process_group``.
@@ -171,8 +182,6 @@ class GlooTransport(GroupTransport):
         Python shuts down. It is woken now, by a receive that no rank answers: after its time limit
         gloo breaks the connections.
         """
-        if self._link is not None:
-            self._link.close()
         for lane in self._queues:
             lane.put(None)
         for thread in self._threads:

@@ -70,9 +70,12 @@ class Parcel:
         """Bytes of all messages."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    def finish(self, error: str | None = None) -> None:
-        """Note that it has arrived or left, or why it never will, and call the followers."""
-        self.error, self.end_ns = error, time.perf_counter_ns()
+    def finish(self, error: str | None = None, end_ns: int | None = None) -> None:
+        """Note that it has arrived or left, or why it never will, and call the followers.
+
+        `end_ns` is the moment, if it is not now on the monotonic clock.
+        """
+        self.error, self.end_ns = error, time.perf_counter_ns() if end_ns is None else end_ns
         with self._lock:
             self._is_done = True
             if self._done is not None:

@@ -1,4 +1,4 @@
-"""Megatron-Core under DCP: attention, whole models, loss, packed batches, and its scheduler.
+"""Megatron-Core under DCP: attention, whole models, loss, packed batches, and its schedulers.
 
 The plans of a batch travel as ``packed_seq_params``, which Megatron hands to every layer, also to
 one that it recomputes::
@@ -16,7 +16,7 @@ from dcp_runtime.adapters.megatron.batches import PlannedBatches
 from dcp_runtime.adapters.megatron.layers import DCPCoreAttention, PlannedSequences
 from dcp_runtime.adapters.megatron.loss import planned_loss
 from dcp_runtime.adapters.megatron.model import use_plans
-from dcp_runtime.adapters.megatron.scheduler import PlannedCPScheduler
+from dcp_runtime.adapters.megatron.scheduler import PlannedCPScheduler, planned_packing
 
 __all__ = [
     "DCPCoreAttention",
@@ -24,5 +24,6 @@ __all__ = [
     "PlannedCPScheduler",
     "PlannedSequences",
     "planned_loss",
+    "planned_packing",
     "use_plans",
 ]

@@ -1,6 +1,7 @@
-"""Megatron-Core's dynamic context parallel, whose samples are dealt to ranks by our planner.
+"""Megatron-Core's schedulers, whose samples are dealt to ranks by our planner.
 
-Source: ``pipeline_parallel.hybrid_cp_schedule.BalancedCPScheduler`` of megatron-core 0.16.
+Sources: ``pipeline_parallel.hybrid_cp_schedule.BalancedCPScheduler`` of megatron-core 0.16, and
+``datasets.data_schedule.DpBalancedScheduler`` of Megatron-LM, commit d98e8a64.
 """
 
 from collections.abc import Callable, Sequence
@@ -92,3 +93,60 @@ class PlannedCPScheduler:
                 if held <= self.most and busy.all(1).any():
                     return plan
         raise AssertionError("a group for each sample, on all ranks, holds it")  # else plan_step
+
+
+def planned_packing(
+    scheduler: type, setting: StepSetting, pairs: Callable[[Ints], Floats] | None = None
+) -> type:
+    """Return Megatron's packing scheduler, whose packs take equally long under their masks.
+
+    Megatron packs samples in their order, as many as fit. This class fills as few micro-batches as
+    hold them, and deals each rank's packs by the work of their own masks. Put it in the place of
+    Megatron's: ``scheduler_map[PackingSchedulerEnum.DP_BALANCED]``.
+
+    Args:
+        scheduler: ``DpBalancedScheduler``, whose other methods stay.
+        setting: model and cluster; its mesh and token budget are not read.
+        pairs: visible pairs of samples of these lengths, int64 ``[N]``; by default causal.
+
+    The class refuses (RunError) a cluster of another number of devices, and too few samples.
+    """
+
+    def get_groups_and_subsamples(
+        self: Any, sample_id_seqlens: Sequence[tuple[int, int]]
+    ) -> list[list[list[int]]]:
+        """Return the ids of the samples of each rank, micro-batch by micro-batch."""
+        replicas, context = self.dp_size, self.cp_size
+        if setting.cluster.num_devices != replicas * context:
+            raise RunError(
+                f"setting.cluster: expected {replicas} x {context} devices, data-parallel times "
+                f"context-parallel ranks, got {setting.cluster.num_devices}; give "
+                f"Cluster(1, {replicas * context})"
+            )
+        ids, lengths = np.array(sample_id_seqlens, np.int64).reshape(-1, 2).T
+        documents = Documents.causal(lengths)
+        if pairs is not None:
+            documents = Documents(lengths, pairs(lengths))
+        step = self.microbatch_group_size_per_vp_stage or 1  # interleaved stages take so many
+        room = self.max_seqlen_per_dp_cp_rank * context
+        fewest = -(-int(lengths.sum()) // (room * replicas * step)) * step
+        for count in range(max(step, fewest), len(ids) // replicas + 1, step):
+            mesh = StepMesh(replicas, context, micro_batches=count)
+            plan = plan_step(
+                documents, replace(setting, mesh=mesh, token_budget=room, widths=(context,))
+            )
+            packs: list[list[list[int]]] = [[[]] * (replicas * context) for _ in range(count)]
+            held = 0
+            for micro_batch, first, width, rows in plan.assignment.groups():
+                packs[micro_batch][first : first + width] = [ids[rows].tolist()] * width
+                held = max(held, int(lengths[rows].sum()))
+            if held <= room and all(map(all, packs)):
+                return packs
+        raise RunError(
+            f"planned_packing: {len(ids)} samples of {int(lengths.sum())} tokens do not fill "
+            f"{replicas} ranks times a multiple of {step} micro-batches of at most {room} tokens; "
+            "give larger global batches, or raise max_seqlen_per_dp_cp_rank"
+        )
+
+    own = {"get_groups_and_subsamples": get_groups_and_subsamples}
+    return type("PlannedPacking", (scheduler,), own)
