@@ -178,6 +178,11 @@ def test_many_joins_of_one_row_are_counted():
         (TURNS, "causal and same(chat) and not same(turn) implies paths", "proved"),
         ("segment s = branch a(branch b[bs]* join c[cs])* join d[n]\n",
          "causal and q in d implies paths", "proved"),
+        # joined inside a branch that nothing outside joins
+        ("segment s = branch a(branch b[bs]* join c[cs])* d[n]\n",
+         "causal and q in d implies paths", "failed"),
+        ("segment s = branch a(branch g(b[bs]*) join c[m]) e[n]\n",
+         "causal and q in e and k in b implies paths", "failed"),
         # the last repetition of h may lack c, so nothing may join what it found
         ("segment s = g(h(branch b[bs]* join c[cs])* e[es])*\n",
          "causal and same(g) and q in e implies paths", "tested"),

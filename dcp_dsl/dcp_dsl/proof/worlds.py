@@ -165,33 +165,23 @@ def is_along(statement: ast.Segment, placing: Placing, relation: Relation) -> bo
     parts = _parts(statement.source)
     if node_at(parts, placing.q[: placing.shared + 1]).is_forked:
         return None  # it may go on from any token before it in the same repetition of the group
-    for depth in range(placing.shared + 1, len(placing.k) + 1):
-        # a join behind the key in some group goes on from all in front of it
-        until = placing.q[placing.shared] + 1 if depth == placing.shared + 1 else None
-        is_early = depth == placing.shared + 2 and placing.q[depth - 2] == placing.k[depth - 2]
-        is_joined = _is_joined(parts, placing.k[:depth], until, is_whole=is_early)
-        if is_joined is not False:
-            return is_joined
-        if depth > placing.shared + 1 and node_at(parts, placing.k[:depth]).is_branch:
-            return False
-    fork = node_at(parts, placing.k[: placing.shared + 1])
-    if not fork.is_branch:
-        return True
-    # Nor does `fork` itself, unless a column of parents says that a repetition goes on from it.
+    fork_depth = placing.shared + 1
+    fork, may_lack = node_at(parts, placing.k[:fork_depth]), False
     is_other_part = placing.q[placing.shared] != placing.k[placing.shared]
+    if joins_behind(parts, placing.k[:fork_depth], placing.q[placing.shared] + 1):
+        return True  # a join goes on from all that is in front of it
+    for depth in range(fork_depth + 1, len(placing.k) + 1):
+        if joins_behind(parts, placing.k[:depth]):
+            # of repeated parts only the last repetition may lack the join
+            is_early = depth == fork_depth + 1 and not is_other_part
+            may_lack = not is_early and node_at(parts, placing.k[: depth - 1]).is_repeated
+            break
+        if node_at(parts, placing.k[:depth]).is_branch:
+            return False
+    if not fork.is_branch:
+        return None if may_lack else True
+    # Nor does `fork` itself, unless a column of parents says that a repetition goes on from it.
     return False if is_other_part or fork.parents is None else None
-
-
-def _is_joined(parts: LayoutParts, path: Path, until: int | None, *, is_whole: bool) -> bool | None:
-    """Return whether a join stands behind a part, among the parts around it up to `until`.
-
-    Returns:
-        None if this repetition may lack it; only the last one may, unless it `is_whole`.
-    """
-    if not joins_behind(parts, path, until):
-        return False
-    is_repeated = len(path) > 1 and node_at(parts, path[:-1]).is_repeated
-    return None if until is None and is_repeated and not is_whole else True
 
 
 def joins_behind(parts: LayoutParts, path: Path, until: int | None = None) -> bool:
