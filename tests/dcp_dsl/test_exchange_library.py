@@ -17,8 +17,9 @@ REFUSED = {
         "eviction",
         "log_sparse",
         "qk_sparse",
+        "rollout_tree",
         "tree",
-    },  # bounded by key, or striped
+    },  # bounded by key, striped, or a path of three pieces
     ("flashmask", "X301"): {"dilated", "log_sparse", "modality", "qk_sparse"},
 }
 """What the formats cannot hold; everything else they do."""
