@@ -29,8 +29,8 @@ FAMILIES = {
     "documents": (
         "Documents, prompts and branches",
         "document document_full document_streaming prefix_lm prefix_lm_packed demonstrations rag "
-        "parallel_context agent shared_question shared_prefix grpo dpo forks prompt_tree rollout_tree "
-        "tree",
+        "parallel_context agent shared_question shared_prefix grpo dpo forks prompt_tree "
+        "rollout_tree tree",
     ),
     "images": (
         "Images, videos and other sequences",

@@ -19,7 +19,7 @@ REFUSED = {
         "qk_sparse",
         "rollout_tree",
         "tree",
-    },  # bounded by key, striped, or a path of three pieces
+    },  # bounded by key, striped, or on more runs of keys than it holds
     ("flashmask", "X301"): {"dilated", "log_sparse", "modality", "qk_sparse"},
 }
 """What the formats cannot hold; everything else they do."""

@@ -1,5 +1,7 @@
 """A batch of prompts with several answers, packed, trains as its separate sequences do."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from loader_options import make_loader
 from torch import nn
 from torch.nn import functional
 
-from dcp_dsl import Sample, Spec, dense_mask, token_paths
+from dcp_dsl import Sample, Spec, dense_mask, read_dataset, token_paths
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import next_token_loss
 
@@ -174,6 +176,40 @@ def test_a_library_mask_trains_a_row_as_its_separate_sequences_without_being_tol
     for before in previous:
         positions.append(0 if before < 0 else positions[before] + 1)
     assert data.position_ids.tolist() == positions
+
+
+def test_a_joined_part_stands_behind_the_longest_branch_and_nothing_predicts_its_first_token():
+    row = {"tokens": list(range(100, 109)), "window_lens": [3, 2]}
+    pairs, mask = {}, Spec.from_text("").mask("parallel_context")
+    for rank in range(2):
+        options = {**OPTIONS, "cluster": Cluster(devices_per_node=2), "rank": rank, "block_size": 2}
+        ((data, plan),) = make_loader([row], mask, **options)
+        local = plan.local_tokens(rank)
+        assert data.position_ids.tolist() == [[0, 1, 2, 0, 1, 3, 4, 5, 6][at] for at in local]
+        pairs |= dict(
+            zip(data.target_ids.tolist(), local[data.target_rows.numpy()].tolist(), strict=True)
+        )
+    assert pairs == {101: 0, 102: 1, 104: 3, 106: 5, 107: 6, 108: 7}
+
+
+def test_columns_that_rows_lack_train_as_if_they_were_written_out(tmp_path):
+    spec = Spec.from_text(
+        "segment doc = [doc_lens]*  token hidden\n"
+        "mask m = causal and same(doc) and q - k < row.reach and (q == k or k.hidden == 0)\n"
+        'for "*" use m with reach = most or 2, hidden or 0'
+    )
+    lacking = [{"tokens": [1, 2, 3, 4], "doc_lens": [3, 1]},
+               {"tokens": [5, 6, 7], "doc_lens": [3], "most": 1, "hidden": [0, 1, 0]}]  # fmt: skip
+    whole = [{"most": 2, "hidden": [0] * 4, **row} for row in lacking]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in lacking))
+    options = {**OPTIONS, "hidden_targets": "leave_out"}
+    for rows in (lacking, read_dataset(path)):
+        ((data, plan),) = make_loader(rows, spec, **options)
+        ((other, wanted),) = make_loader(whole, spec, **options)
+        tile = 0, 7, 0, 7
+        assert np.array_equal(plan.mask_tile(*tile), wanted.mask_tile(*tile))
+        assert data.tokens.tolist() == other.tokens.tolist()
 
 
 def test_a_row_is_cut_with_its_branches():

@@ -320,7 +320,8 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
     compares = tokens[0].text in ("mask", "check", "stack", "for", "@")  # others name values
     fix = "==" if code == "E004" and compares else None
     if code == "E004" and not compares:
-        raise BuildError("E002", "`=` does not fit here", place.span, spaced or _expected(expected, tokens[:at]))
+        hint = spaced or _expected(expected, tokens[:at])
+        raise BuildError("E002", "`=` does not fit here", place.span, hint)
     raise BuildError(code, mistake.message, place.span, spaced or reserved or mistake.hint, fix)
 
 
