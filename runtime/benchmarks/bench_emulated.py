@@ -50,7 +50,7 @@ from dcp_runtime.emulation.emulate import emulate_once
 SCHEMA = "dcp.bench_emulated/1"
 DATA = Path(__file__).resolve().parents[2] / "planner/benchmarks/data/workloads.json"
 SHAPE = ModelShape(q_heads=8, kv_heads=2, head_dim=128, dtype_bytes=2)
-DILATIONS = {"2x4": 200, "4x2": 200, "4x4": 400, "4x8": 700}
+DILATIONS = {"2x4": 300, "4x2": 300, "4x4": 500, "4x8": 800}
 """Real seconds for an emulated one, by cluster: so much that two cores add little."""
 BATCHES = (
     "longalign_like_dry65536_b2_causal", "ldc_like_msl131072_b0_causal",
@@ -75,7 +75,7 @@ def main() -> None:
     )
     parser.add_argument("--clusters", default=",".join(DILATIONS), help="default: %(default)s")
     parser.add_argument("--batches", default=",".join(BATCHES), help="names, a number, or all")
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--order", choices=["grouped", "any"], default="grouped")
     parser.add_argument("--dilation", type=float, help="instead of the one of each cluster")
     parser.add_argument("--skip-rivals", action="store_true")

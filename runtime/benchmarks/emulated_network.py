@@ -23,6 +23,10 @@ INTERFACE = "nic"
 MOST_BURST_S = 2e-4
 LEAST_BURST, LEAST_QUEUE = 80_000, 256_000
 QUEUE_S = 0.01
+RTO_MS = 5
+"""Least wait before lost packets are sent again; the kernel's 200 ms are long for a real rate, and
+would be so times the dilation."""
+_SETTINGS = ("tcp_congestion_control=reno", "tcp_slow_start_after_idle=0")
 _CLONE_NEWNET = 0x40000000
 
 
@@ -105,16 +109,17 @@ def _add_device(
             place = f"{_address(other)} dev {kind}"
             inside.append(f"neigh add {_address(other)} lladdr {_mac(kind, other)} nud permanent "
                           f"dev {kind}")  # fmt: skip
-            inside.append(f"route add {place} src {_address(device)}")
+            inside.append(f"route add {place} src {_address(device)} rto_min {RTO_MS}ms")
     _run(["ip", "-n", middle], outside)
     _run(["ip", "-n", own], inside)
     for kind in ("nv", "nic"):
         _run(["tc", "-n", own], [_bucket(kind, rates[kind] / dilation)])
         _run(["tc", "-n", middle], [_bucket(f"{kind}{device}", rates[kind] / dilation)])
-    subprocess.run(
-        ["ip", "netns", "exec", own, "sysctl", "-qw", "net.ipv4.tcp_congestion_control=reno"],
-        check=False, capture_output=True,
-    )  # fmt: skip
+    for setting in _SETTINGS:
+        subprocess.run(
+            ["ip", "netns", "exec", own, "sysctl", "-qw", f"net.ipv4.{setting}"],
+            check=True, capture_output=True,
+        )  # fmt: skip
 
 
 def _address(device: int) -> str:
