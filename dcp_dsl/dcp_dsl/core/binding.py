@@ -45,7 +45,7 @@ MAX_STEPS = 2**22  # slabs and nodes; a fraction of a second
 STEPS_PER_INSTANCE = 2**6  # more for each instance that the sample lists: it has them anyway
 # Masks may have a piece for each token, and for each number in a list of a token: so limits grow
 # with these, smoothly, up to a size of a few seconds.
-TOKENS_PER_INSTANCE, MOST_TOKENS = 2**3, 2**22
+TOKENS_PER_INSTANCE, MOST_TOKENS = 2**3, 2**24
 MAX_PART_STEPS = 2**21  # of symbolic work on one part of a predicate
 MAX_PAIR_STEPS = 2**29  # operations on pairs that are looked at one by one; two seconds
 # nodes that cost nothing for each pair

@@ -231,6 +231,7 @@ def has_branches(layout: ast.Layout) -> bool:
     return any(isinstance(node, ast.Leaf | ast.Group) and node.is_branch for node in walk(layout))
 
 
+@lru_cache(1024)
 def has_joins(layout: ast.Layout) -> bool:
     """Return whether parts of a layout go on from all that is in front of them."""
     return any(isinstance(node, ast.Leaf | ast.Group) and node.is_join for node in walk(layout))
