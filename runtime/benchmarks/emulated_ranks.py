@@ -21,13 +21,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dcp_planner import Direction, Plan
-from dcp_runtime.emulation.emulate import _Setting
+from dcp_runtime.emulation.emulate import Setting
 from dcp_runtime.emulation.interpreter import EmulatedInterpreter, EmulatedPass
-from dcp_runtime.emulation.transport import _Turns
+from dcp_runtime.emulation.transport import Turns
 from dcp_runtime.kernels.kernel import ReferenceKernel
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.plans.transfers import Bundle
-from dcp_runtime.transport.gloo_transport import GlooTransport, _Posted
+from dcp_runtime.transport.gloo_transport import GlooTransport, Posted
 from dcp_runtime.transport.recorder import HostClock, Recorder
 from dcp_runtime.transport.transport import Parcel, RowBytes
 
@@ -79,11 +79,11 @@ class SocketTransport(GlooTransport):
     def __init__(self, dilation: float) -> None:
         super().__init__(None, TIMEOUT_S)
         self._dilation, self._later, self._lock = dilation, Later(), threading.RLock()
-        self._setting: _Setting | None = None
-        self._turns: _Turns | None = None
+        self._setting: Setting | None = None
+        self._turns: Turns | None = None
         self.under_way = 0
 
-    def take(self, setting: _Setting) -> None:
+    def take(self, setting: Setting) -> None:
         """Take the plan that runs next."""
         self._setting = setting
 
@@ -94,7 +94,7 @@ class SocketTransport(GlooTransport):
         # Every message has a thread of its own: ends come in any order.
         self._passed_on = frozenset(t.index for t in part.transfers.values())
         is_grouped = self._setting.costs.order == "grouped"
-        self._turns = _Turns(part, direction) if is_grouped else None
+        self._turns = Turns(part, direction) if is_grouped else None
 
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Start parcels, each when the turn of its group has come."""
@@ -110,7 +110,7 @@ class SocketTransport(GlooTransport):
             if self._turns is not None:
                 super().start(self._turns.end(parcel))
 
-    def _end(self, posted: _Posted) -> None:
+    def _end(self, posted: Posted) -> None:
         parcel = posted.parcel
         if parcel.bundle.is_send or self._setting is None:
             super()._end(posted)
@@ -129,7 +129,7 @@ class SocketTransport(GlooTransport):
 class RealPass(EmulatedPass):
     """A pass whose messages have their bytes: parts of two pieces of memory, of any content."""
 
-    def __init__(self, direction: Direction, setting: _Setting, memory: list[Tensor]) -> None:
+    def __init__(self, direction: Direction, setting: Setting, memory: list[Tensor]) -> None:
         super().__init__(direction, setting.model.flat.transfers.size_bytes)
         self._memory = memory
 
@@ -149,7 +149,7 @@ class RealPass(EmulatedPass):
 
 
 def run_rank(
-    rank: int, size: int, folder: Path, settings: Sequence[_Setting], dilation: float, repeats: int
+    rank: int, size: int, folder: Path, settings: Sequence[Setting], dilation: float, repeats: int
 ) -> None:
     """Run all plans on one rank; a line of JSON for each run goes into the rank's file."""
     torch.set_num_threads(1)
@@ -183,7 +183,7 @@ def _run_direction(
     rank: int,
     transport: SocketTransport,
     clock: SleepingClock,
-    setting: _Setting,
+    setting: Setting,
     direction: Direction,
     memory: list[Tensor],
 ) -> float:
@@ -213,7 +213,7 @@ def measure(
     Raises:
         RuntimeError: if a rank ended before its last plan.
     """
-    settings = [_Setting.of(plan, overlap=True) for plan in plans]
+    settings = [Setting.of(plan, overlap=True) for plan in plans]
     size = plans[0].num_devices
     with emulated_network.network(plans[0].cluster, dilation) as names:
         children = {_fork(rank, names, folder, settings, dilation, repeats): rank
@@ -227,7 +227,7 @@ def measure(
 
 
 def _fork(
-    rank: int, names: Sequence[str], folder: Path, settings: Sequence[_Setting], dilation: float,
+    rank: int, names: Sequence[str], folder: Path, settings: Sequence[Setting], dilation: float,
     repeats: int,
 ) -> int:  # fmt: skip
     child = os.fork()
@@ -244,7 +244,7 @@ def _fork(
 def _collect(
     children: dict[int, int],
     folder: Path,
-    settings: Sequence[_Setting],
+    settings: Sequence[Setting],
     dilation: float,
     repeats: int,
     done: Callable[[int, list[tuple[float, float]]], None],

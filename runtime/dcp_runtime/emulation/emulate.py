@@ -81,8 +81,18 @@ class Emulation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Setting:
-    """A plan made ready to be emulated."""
+class Setting:
+    """A plan made ready to be emulated.
+
+    Attributes:
+        model: of its prediction.
+        parts: of each device.
+        costs: of its messages.
+        durations: of each direction and device, the nanoseconds of each instruction.
+        slowdown: times that attention takes longer while messages of its device are under way.
+        host_ns: of each direction, work of the busiest host that runs ahead.
+        overlap: whether messages travel during compute.
+    """
 
     model: PlanModel
     parts: tuple[DevicePlan, ...]
@@ -93,7 +103,8 @@ class _Setting:
     overlap: bool
 
     @classmethod
-    def of(cls, plan: Plan, *, overlap: bool) -> "_Setting":
+    def of(cls, plan: Plan, *, overlap: bool) -> "Setting":
+        """Outline the devices of a plan, and price their work; O(plan)."""
         flat, model = expand_head_groups(plan), PlanModel.of(plan)
         parts = tuple(outline_device(flat, plan.head_groups, d) for d in range(plan.num_devices))
         durations, host_ns, slowdown = {}, {}, 1.0
@@ -144,7 +155,7 @@ def emulate_plan(
         RunError: if the plan has too many devices, or the dilation makes no sense.
     """
     check_emulation(plan, dilation)
-    setting = _Setting.of(plan, overlap=overlap)
+    setting = Setting.of(plan, overlap=overlap)
     predicted_s = simulate(plan).seconds()
     say(f"emulating {plan.num_devices} devices in virtual time")
     virtual = run_once(setting, None)
@@ -173,7 +184,7 @@ def _dilation_for(host_s: float, virtual_s: float) -> float:
     return float(min(max(1.0, float(f"{wanted:.1g}")), MOST_DILATION))
 
 
-def _repeat(setting: _Setting, dilation: float, say: Callable[[str], None]) -> list[Trace]:
+def _repeat(setting: Setting, dilation: float, say: Callable[[str], None]) -> list[Trace]:
     found: list[Trace] = []
     for number in range(REPEATS):
         about = ""
@@ -208,16 +219,16 @@ class EmulatedRun:
 
     def __init__(self, plan: Plan, dilation: float | None = None, *, overlap: bool = True) -> None:
         check_emulation(plan, dilation)
-        self._prepare(_Setting.of(plan, overlap=overlap), dilation)
+        self._prepare(Setting.of(plan, overlap=overlap), dilation)
 
     @classmethod
-    def of(cls, setting: _Setting, dilation: float | None) -> "EmulatedRun":
+    def of(cls, setting: Setting, dilation: float | None) -> "EmulatedRun":
         """Make another run of a plan that is ready."""
         made = cls.__new__(cls)
         made._prepare(setting, dilation)
         return made
 
-    def _prepare(self, setting: _Setting, dilation: float | None) -> None:
+    def _prepare(self, setting: Setting, dilation: float | None) -> None:
         size, fabric = len(setting.parts), Fabric(setting.costs)
         self._setting = setting
         self._clock: Clock = (
@@ -261,7 +272,7 @@ class EmulatedRun:
         return held_by_hosts(timeline.trace, self._setting.host_ns, len(self._ranks))
 
 
-def run_once(setting: _Setting, dilation: float | None) -> Trace:
+def run_once(setting: Setting, dilation: float | None) -> Trace:
     """Run both directions, in virtual time or in slowed time, and return what all ranks did."""
     made = EmulatedRun.of(setting, dilation)
 
@@ -274,7 +285,7 @@ def run_once(setting: _Setting, dilation: float | None) -> Trace:
 
 def emulate_once(plan: Plan, *, overlap: bool = True) -> Trace:
     """Run a plan in virtual time; like `emulate_plan`, without the host's share."""
-    setting = _Setting.of(plan, overlap=overlap)
+    setting = Setting.of(plan, overlap=overlap)
     return run_once(setting, None)
 
 
