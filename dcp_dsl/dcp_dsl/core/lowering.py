@@ -6,6 +6,7 @@ in the frame of the instances.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
@@ -133,13 +134,7 @@ class Lowering:
                 return self.listed(node)
             case nodes.Along(layout):
                 tree = self.frame.tree(layout)
-                try:
-                    in_order = np.array_equal(tree.ranks, tree.start)
-                    return self.along(tree) if in_order else self.along_each(tree)
-                except TooManyPieces:
-                    if len(tree.join):
-                        raise
-                    return self.mask(node.by_rank())
+                return self.paths(tree, node)
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
 
     def conjunction(self, items: Sequence[nodes.Mask]) -> MaskValue:
@@ -312,6 +307,19 @@ class Lowering:
         right = order[expand(np.repeat(first, counts), size)[1]]
         return Region.rectangles(n, start[left], end[left], start[right], end[right])
 
+    def paths(self, tree: Tree, node: nodes.Along) -> MaskValue:
+        """Return the pairs of tokens with those on their paths."""
+        in_order = np.array_equal(tree.ranks, tree.start)
+        if not in_order or not self.is_transposed:
+            with suppress(TooManyPieces):
+                return self.along_each(tree)
+        if in_order:
+            with suppress(TooManyPieces):
+                return self.along(tree)
+        if len(tree.join):
+            raise TooManyPieces("joins of branches in any order")
+        return self.mask(node.by_rank())
+
     def along(self, tree: Tree) -> Region:
         """Return the pairs of tokens with those on their paths, in a tree written depth first.
 
@@ -351,15 +359,33 @@ class Lowering:
         which, at = expand(low, high - low)
         rows = tree.start[below[which]], tree.end[below[which]]
         keys = tree.since[order[at]], tree.until[order[at]]
-        ones = np.ones(len(tree.start), np.int64)
-        triangles = tree.start, tree.end, tree.start, tree.start + 1, 0 * ones, ones
-        if self.is_transposed:
-            triangles = tree.start, tree.end, tree.start, tree.end, ones, 0 * ones
-            own, above = above, own
-        flat = np.zeros(len(own), np.int64)
-        blocks = tree.start[own], tree.end[own], tree.start[above], tree.end[above], flat, flat
+        if not self.is_transposed:
+            first, last = np.append(tree.start[above], keys[0]), np.append(tree.end[above], keys[1])
+            return self.along_rows(tree, np.append(own, below[which]), first, last)
+        ones, flat = np.ones(len(tree.start), np.int64), np.zeros(len(own), np.int64)
+        triangles = tree.start, tree.end, tree.start, tree.end, ones, 0 * ones
+        blocks = tree.start[above], tree.end[above], tree.start[own], tree.end[own], flat, flat
         columns = tuple(np.concatenate(pair) for pair in zip(triangles, blocks, strict=True))
         return self.of_paths(columns, rows, keys)
+
+    def along_rows(self, tree: Tree, own: Ints, first: Ints, last: Ints) -> Region:
+        """Return the pairs of stretches with ranges of earlier keys, and with themselves causally.
+
+        Ranges that touch are joined, so that no rows need a sweep.
+        """
+        count, n = len(tree.start), self.frame.num_tokens
+        own = np.append(own, np.arange(count))
+        first, last = np.append(first, tree.start), np.append(last, tree.end)
+        order = np.argsort(own * n + first, kind="stable")  # its own range is the last of each
+        is_own = order >= len(order) - count
+        own, first, last = own[order], first[order], last[order]
+        is_new = np.append(True, (own[1:] != own[:-1]) | (first[1:] != last[:-1]))
+        head, tail = np.flatnonzero(is_new), np.flatnonzero(np.append(is_new[1:], True))
+        own, rising = own[head], is_own[tail].astype(np.int64)
+        ends = np.where(rising, tree.start[own] + 1, last[tail])
+        columns = tree.start[own], tree.end[own], first[head], ends, 0 * rising, rising
+        found = Region.of(n, columns)
+        return found if self.frame.outer is None else found & self.everything()
 
     def membership(self, own: Instances, at: nodes.Number) -> MaskValue:
         """Return the pairs for which a number points into one of some filled instances."""
