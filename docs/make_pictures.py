@@ -1,16 +1,18 @@
 """Draw the pictures of the documents from results of benchmarks.
 
 ```
-python docs/make_pictures.py   # writes step.svg, front.svg, residuals.svg and calibration.svg
+python docs/make_pictures.py   # writes the pictures below into docs/
 ```
 
 `step.svg` shows where the time of a training step goes, by policy. `front.svg` shows the front that
 choosing-plans.md lists; `docs/front.json` is the output of its command with `--json`. The other two
 show errors of the cost model: `residuals.svg` predicted over published times of attention,
-`calibration.svg` predicted over measured times of plans on a calibrated machine.
+`calibration.svg` predicted over measured times of plans on a calibrated machine. `emulated.svg`
+shows times of plans over the sockets of emulated clusters.
 """
 
 import json
+import statistics
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,11 +134,40 @@ def draw_front(points: list[Row]) -> Figure:
     return figure
 
 
+def draw_emulated(rows: list[Row]) -> Figure:
+    """Draw a point for each plan: predicted and over sockets of an emulated cluster."""
+    figure, axes = plt.subplots(figsize=(5.2, 4.6), layout="constrained")
+    colours = {"default": "#3949ab", "rival": "#e0a458", "other": "#b0b7c3"}
+    shown = {"default": "dcp-dsl", "rival": "placements of other systems", "other": "other layouts"}
+    for name, colour in colours.items():
+        chosen = [row for row in rows if _kind_of(row["layout"]) == name]
+        axes.scatter(
+            [1e3 * row["predicted_s"] for row in chosen],
+            [1e3 * statistics.median(row["sockets_s"]) for row in chosen],
+            s=14, color=colour, alpha=0.8, label=shown[name],
+        )  # fmt: skip
+    ends = [f(1e3 * row["predicted_s"] for row in rows) for f in (min, max)]
+    axes.plot(ends, ends, color="#888", linewidth=0.8)
+    for scale, ticks in ((axes.set_xscale, axes.set_xticks), (axes.set_yscale, axes.set_yticks)):
+        scale("log")
+        ticks([5, 10, 20, 40], ["5", "10", "20", "40"])
+    axes.minorticks_off()
+    axes.set(xlabel="predicted milliseconds", ylabel="milliseconds over emulated sockets")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
+
+
+def _kind_of(layout: str) -> str:
+    return layout if layout == "default" else "rival" if layout.startswith("rival ") else "other"
+
+
 PICTURES: dict[str, tuple[str, Callable[[list[Row]], Figure]]] = {
     "step": ("planner/benchmarks/results/step.json", draw_step),
     "front": ("docs/front.json", draw_front),
     "residuals": ("planner/benchmarks/results/paper.json", draw_residuals),
     "calibration": ("runtime/benchmarks/results/calibration.json", draw_calibration),
+    "emulated": ("runtime/benchmarks/results/emulated.json", draw_emulated),
 }
 """Results and drawing of each picture, by its name."""
 

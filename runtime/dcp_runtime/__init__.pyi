@@ -10,6 +10,7 @@ from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
 from .data.local_data import LocalData, by_rollout, next_token_loss
 from .data.trees import RolloutTrees, group_rows
+from .emulation.emulate import EmulatedRun, Emulation, emulate_plan
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
 from .execute.dispatch import dispatch, undispatch
@@ -33,6 +34,8 @@ __all__ = [
     "DCPLoadBalancer",
     "DCPTrainerMixin",
     "DeviceRates",
+    "EmulatedRun",
+    "Emulation",
     "LayerPlans",
     "LocalData",
     "LookAhead",
@@ -61,6 +64,7 @@ __all__ = [
     "check_mask_mod",
     "check_model",
     "dispatch",
+    "emulate_plan",
     "flex_block_mask",
     "flex_mask_mod",
     "group_rows",

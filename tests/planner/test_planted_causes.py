@@ -105,7 +105,8 @@ CASES = {  # what the first cause has to be, where, and a plan, or a plan and it
                               is_split=True)),
     "one crowded NIC that receives": ("links", {"device": 3, "side": "receive"},
             lambda m: planned(
-                m, replace(ONE_NODE, intra_bytes_per_s=5e8, port_sharing="exclusive"), (256,) * 8, (0, 1, 2, 3, 0, 1, 2, 3),
+                m, replace(ONE_NODE, intra_bytes_per_s=5e8, port_sharing="exclusive"),
+                (256,) * 8, (0, 1, 2, 3, 0, 1, 2, 3),
                 devices_of_tiles=lambda w: np.where(
                     (w.compute_q != w.compute_kv) & (w.block_sequence[w.compute_q] > 3), 3,
                     w.block_sequence[w.compute_q] % 4))),

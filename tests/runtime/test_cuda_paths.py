@@ -152,7 +152,7 @@ def test_sends_are_staged_on_the_stream_of_the_layer(monkeypatch):
     stream = _Stream()
     host = _Pinned(stream)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: host)
-    posted = gloo_transport._Posted(awaited(1), stream.work())
+    posted = gloo_transport.Posted(awaited(1), stream.work())
     on_device = SimpleNamespace(device=torch.device("cuda"), shape=(2,), dtype=torch.float32)
     transport = GlooTransport.__new__(GlooTransport)
     assert transport._stage(on_device, posted, is_send=True) is host

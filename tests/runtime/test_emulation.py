@@ -20,7 +20,7 @@ from dcp_planner import (
     simulate,
     write_plan,
 )
-from dcp_planner.simulation import PlanModel, StreamPorts
+from dcp_planner.simulation import StreamPorts
 from dcp_runtime.emulation import emulate
 from dcp_runtime.emulation.clocks import DilatedClock, VirtualClock
 from dcp_runtime.emulation.emulate import Emulation, emulate_once, emulate_plan, held_by_hosts
@@ -126,9 +126,11 @@ def plans(lab):
     return plan_for
 
 
-@pytest.mark.parametrize("order", ["any", "grouped", "fifo"])
-def test_every_rank_does_what_the_simulator_plays(plans, order):
-    plan = plans("static:ring", order)
+@pytest.mark.parametrize("order", ["grouped", "fifo"])
+@pytest.mark.parametrize("layout", ["static:ring", "static:grid", "static:heads_context", "native"])
+def test_every_rank_does_what_the_simulator_plays(plans, layout, order):
+    """The event loop and the interpreter on its fabric share the rule of ports, nothing else."""
+    plan = plans(layout, order, port_sharing="fair")
     found, expected = emulate_once(plan), simulate(plan)
     for kind in ("attention", "reduction", "send", "receive"):
         chosen = [
@@ -138,7 +140,7 @@ def test_every_rank_does_what_the_simulator_plays(plans, order):
         ]  # fmt: skip
         assert chosen[0] == chosen[1]
     assert found.source == "measured"
-    assert found.seconds() == pytest.approx(expected.seconds(), rel=0.3)
+    assert found.seconds() == pytest.approx(expected.seconds(), rel=0.01)
 
 
 def test_the_same_run_gives_the_same_times(plans):
@@ -252,7 +254,7 @@ def test_text_of_a_quiet_run(plans):
     text = to_text(Emulation(8, 50, 1e-3, 1e-3, (1.01e-3, 1.02e-3, 1.0e-3), trace, True))
     assert "measured / predicted 1.010" in text
     assert "3 runs within 2.0%; this machine added 1.0% to 1.000 ms in virtual time" in text
-    assert "It cannot show the time of kernels" in text
+    assert "It cannot show the time of kernels" in " ".join(text.split())
     assert "stop other programs" not in text
 
 
@@ -310,10 +312,3 @@ def test_too_many_devices_are_refused_with_their_number(lab):
     plan = build_plan(sparsity, ModelShape(2, 1, 8, 4), Cluster(5, 8), PlanConfig("static:ring"))
     with pytest.raises(RunError, match=r"at most 32 devices to emulate, got 40; plan for fewer"):
         emulate_plan(plan)
-
-
-def test_head_groups_are_emulated_as_they_are_simulated(plans):
-    plan = plans("static:heads_context", "grouped")
-    assert plan.head_groups > 1
-    assert emulate_once(plan).seconds() == pytest.approx(simulate(plan).seconds(), rel=0.2)
-    assert PlanModel.of(plan).flat.num_devices == 8

@@ -45,7 +45,7 @@ from dcp_planner.model.problem import (
 )
 from dcp_planner.search.caps import find_shortfalls
 from dcp_planner.search.kahypar import KaHyPar
-from dcp_planner.search.native import Native, hold_tokens, ladder, refine
+from dcp_planner.search.native import WIDE, Native, hold_tokens, ladder, refine
 from dcp_planner.simulation.schedules import (
     estimate_placement,
     predict_placement,
@@ -144,15 +144,15 @@ class Portfolio(Partitioner):
 def place_front(workload: Workload, cluster: Cluster, config: PlanConfig) -> tuple[FrontPoint, ...]:
     """Find the front of the placements under the caps; of all, if none holds the caps.
 
-    Without a compute tolerance few bytes would mean one busy device: then placements hold the usual
-    tolerance, but for the fastest of all.
+    Without a compute tolerance few bytes would mean one busy device: then placements hold that of
+    the wider search, but for the fastest of all.
     """
     caps = caps_of(workload, cluster.num_devices, config)
     found = list(_candidates(workload, cluster, config))
     held = [one for one in found if _excess(one, workload, cluster, caps) == 0] or found
     points = [weigh(one, workload, cluster, config) for one in held]
-    usual = replace(config, compute_tolerance=config.searched_tolerance)
-    level = caps_of(workload, cluster.num_devices, usual)
+    bounded = replace(config, compute_tolerance=config.compute_tolerance or WIDE)
+    level = caps_of(workload, cluster.num_devices, bounded)
     kept = [p for p in points if _excess(p.placement, workload, cluster, level) == 0]
     return pareto([*kept, min(points, key=lambda p: p.seconds)] if kept else points)
 
@@ -222,13 +222,20 @@ def _estimated_seconds(
     return seconds + config.token_seconds * float(tokens.max(initial=0))
 
 
-def quick_seconds(
-    workload: Workload, cluster: Cluster, config: PlanConfig, *, with_layouts: bool = False
-) -> float:
-    """Estimate the seconds of a layer from a first search, or from a layout where that is less."""
+def quick_seconds(workload: Workload, cluster: Cluster, config: PlanConfig) -> float:
+    """Estimate the seconds of a layer from a first search: for few bytes, then for a short time."""
     tried = itertools.islice(ladder(workload, cluster, config), 2)
-    if with_layouts:
-        tried = itertools.chain(tried, _layouts_held(workload, cluster, config))
+    return _least_seconds(tried, workload, cluster, config)
+
+
+def layouts_seconds(workload: Workload, cluster: Cluster, config: PlanConfig) -> float:
+    """Estimate the seconds of a layer in the best static layout, brought under the token cap."""
+    return _least_seconds(_layouts_held(workload, cluster, config), workload, cluster, config)
+
+
+def _least_seconds(
+    tried: Iterable[Placement], workload: Workload, cluster: Cluster, config: PlanConfig
+) -> float:
     excess, seconds = min(quality for quality, _ in _estimated(tried, workload, cluster, config))
     return (1 + excess) * seconds
 

@@ -35,7 +35,7 @@ class Streams(NamedTuple):
         part: int64 ``[S]``, of each stream.
         part_ptr: int64 ``[C+1]``, where the streams of each part begin in `active`.
         active: int64 ``[S]``, of each part first the streams with a message under way, in no order.
-        count: int64 ``[C]``, of those.
+        size: int64 ``[C]``, of those.
         place: int64 ``[S]``, of each stream in `active`.
         left: float64 ``[S]``, work of its message that was left at `sent_ns` of its part.
         share: float64 ``[S]``, of its ports, 0 to 1, while it is active.
@@ -53,7 +53,7 @@ class Streams(NamedTuple):
     part: Ints
     part_ptr: Ints
     active: Ints
-    count: Ints
+    size: Ints
     place: Ints
     left: Floats
     share: Floats
@@ -82,7 +82,7 @@ class Streams(NamedTuple):
             return np.zeros(count, np.int64)
 
         return cls(
-            ports=ports, part=part, part_ptr=part_ptr, active=none(size), count=none(parts),
+            ports=ports, part=part, part_ptr=part_ptr, active=none(size), size=none(parts),
             place=none(size), left=np.zeros(size), share=np.zeros(size), sent_ns=none(parts),
             next_ns=np.full(parts, NEVER_NS), state=none(parts), waiting_for=none(size),
             equal=np.zeros((2, num_ports)), least=np.zeros((2, num_ports)),
@@ -95,9 +95,9 @@ def start_stream(streams: Streams, s: int, work_ns: int, now_ns: int) -> None:
     """Begin a message of an idle stream."""
     c = streams.part[s]
     _send_on(streams, c, now_ns)
-    at = streams.part_ptr[c] + streams.count[c]
+    at = streams.part_ptr[c] + streams.size[c]
     streams.active[at], streams.place[s], streams.left[s] = s, at, work_ns
-    streams.count[c] += 1
+    streams.size[c] += 1
     # A stream that goes on with its next message takes nothing from others, and gives them nothing.
     streams.state[c] = _FRESH if streams.state[c] == _LACKS + s else _STALE
     streams.next_ns[c] = -1
@@ -108,8 +108,8 @@ def end_stream(streams: Streams, s: int, now_ns: int) -> None:
     """End the message of an active stream."""
     c = streams.part[s]
     _send_on(streams, c, now_ns)
-    streams.count[c] -= 1
-    last, gap = streams.active[streams.part_ptr[c] + streams.count[c]], streams.place[s]
+    streams.size[c] -= 1
+    last, gap = streams.active[streams.part_ptr[c] + streams.size[c]], streams.place[s]
     streams.active[gap], streams.place[last] = last, gap
     streams.state[c] = _LACKS + s if streams.state[c] == _FRESH else _STALE
     streams.next_ns[c] = -1
@@ -119,7 +119,7 @@ def end_stream(streams: Streams, s: int, now_ns: int) -> None:
 def next_end(streams: Streams, now_ns: int) -> int:
     """Return when the next message leaves if nothing changes; `NEVER_NS` if none is under way."""
     soonest = np.int64(NEVER_NS)
-    for c in range(len(streams.count)):
+    for c in range(len(streams.size)):
         if streams.next_ns[c] < 0:
             _send_on(streams, c, now_ns)
             if streams.state[c] != _FRESH:
@@ -132,12 +132,12 @@ def next_end(streams: Streams, now_ns: int) -> int:
 @compiled
 def first_ended(streams: Streams, now_ns: int) -> int:
     """Return an active stream whose message has no work left at this moment, or -1."""
-    for c in range(len(streams.count)):
+    for c in range(len(streams.size)):
         # A part that has changed since may have others that end at the same moment.
         if streams.next_ns[c] > now_ns:
             continue
         _send_on(streams, c, now_ns)
-        for k in range(streams.part_ptr[c], streams.part_ptr[c] + streams.count[c]):
+        for k in range(streams.part_ptr[c], streams.part_ptr[c] + streams.size[c]):
             if streams.left[streams.active[k]] <= _EPSILON:
                 return int(streams.active[k])
         streams.next_ns[c] = -1
@@ -149,7 +149,7 @@ def _send_on(streams: Streams, c: int, now_ns: int) -> None:
     """Bring a part to this moment, at the shares that held until now."""
     duration = now_ns - streams.sent_ns[c]
     if duration > 0:
-        for k in range(streams.part_ptr[c], streams.part_ptr[c] + streams.count[c]):
+        for k in range(streams.part_ptr[c], streams.part_ptr[c] + streams.size[c]):
             s = streams.active[k]
             streams.left[s] -= streams.share[s] * duration
         streams.sent_ns[c] = now_ns
@@ -159,7 +159,7 @@ def _send_on(streams: Streams, c: int, now_ns: int) -> None:
 def _next_of(streams: Streams, c: int) -> int:
     """Return when the first message of a part leaves, at its present shares."""
     soonest = 1e300
-    for k in range(streams.part_ptr[c], streams.part_ptr[c] + streams.count[c]):
+    for k in range(streams.part_ptr[c], streams.part_ptr[c] + streams.size[c]):
         s = streams.active[k]
         soonest = min(soonest, streams.left[s] / streams.share[s])
     if soonest > 4e18:
@@ -174,7 +174,7 @@ def _share_ports(streams: Streams, c: int) -> None:
     O(A L) for A streams: of a chain of ports, each with less room than the next, L can be settled
     only one after the other.
     """
-    begin, count = streams.part_ptr[c], streams.count[c]
+    begin, count = streams.part_ptr[c], streams.size[c]
     ports, free, waiting = streams.ports, streams.free, streams.waiting
     for k in range(count):
         s = streams.active[begin + k]

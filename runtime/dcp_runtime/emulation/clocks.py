@@ -10,6 +10,7 @@ import heapq
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -114,6 +115,7 @@ class Clock(ABC, HostClock):
 
     def _run_rank(self, work: Callable[[int], None], rank: int) -> None:
         try:
+            self._enter(rank)
             work(rank)
         except Stopped:
             pass
@@ -161,6 +163,10 @@ class Clock(ABC, HostClock):
         """Start the clock."""
 
     @abstractmethod
+    def _enter(self, rank: int) -> None:
+        """Note that a rank begins."""
+
+    @abstractmethod
     def _end(self) -> None:
         """Stop it."""
 
@@ -170,11 +176,17 @@ class Clock(ABC, HostClock):
 
 
 class VirtualClock(Clock):
-    """Time that passes only while all ranks stand still; the same run gives the same times."""
+    """Time that passes only while all ranks stand still.
+
+    One rank goes on at a time, in the order in which they are woken, so that the same run gives the
+    same times.
+    """
 
     def __init__(self, size: int, fabric: Fabric) -> None:
         super().__init__(size, fabric)
-        self._awake = size
+        self._is_awake = True
+        self._ready: deque[_Bell] = deque()
+        self._entries: list[_Bell] = []
         self._alarms: list[tuple[int, int, _Bell]] = []
         self._turn = count()
 
@@ -193,14 +205,16 @@ class VirtualClock(Clock):
         self._stand(bell)
 
     def _wake(self, bell: _Bell) -> None:
-        self._awake += 1
-        super()._wake(bell)
+        self._ready.append(bell)
 
     def _stand(self, bell: _Bell) -> None:
         with self.lock:
-            self._awake -= 1
+            self._is_awake = False
             self._ring(bell)
             self._drive()
+        self._wait_for(bell)
+
+    def _wait_for(self, bell: _Bell) -> None:
         bell.event.wait()
         with self.lock:
             self._bells.discard(bell)
@@ -209,7 +223,11 @@ class VirtualClock(Clock):
 
     def _drive(self) -> None:
         """Let time pass until a rank goes on; called with the lock."""
-        while self._awake == 0 and self._failure is None and self._bells:
+        while not self._is_awake and self._failure is None and self._bells:
+            if self._ready:
+                self._is_awake = True
+                self._ready.popleft().event.set()
+                return
             alarm = self._alarms[0][0] if self._alarms else NEVER_NS
             when = min(self.fabric.next_ns(), alarm)
             if when >= NEVER_NS:
@@ -221,14 +239,22 @@ class VirtualClock(Clock):
                 self._ring(heapq.heappop(self._alarms)[2])
 
     def _begin(self) -> None:
-        return
+        with self.lock:
+            self._entries = [self._hang(0) for _ in range(self.size)]
+            for bell in self._entries:
+                self._ring(bell)
+            self._is_awake = False
+            self._drive()
 
     def _end(self) -> None:
         return
 
+    def _enter(self, rank: int) -> None:
+        self._wait_for(self._entries[rank])
+
     def _leave(self) -> None:
         with self.lock:
-            self._awake -= 1
+            self._is_awake = False
             self._drive()
 
 
@@ -280,6 +306,9 @@ class DilatedClock(Clock):
             self._is_over = True
             self._changed.notify()
         self._driver.join()
+
+    def _enter(self, rank: int) -> None:
+        return
 
     def _leave(self) -> None:
         return

@@ -23,8 +23,8 @@ from dcp_runtime.emulation.transport import EmulatedTransport
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.kernel import ReferenceKernel
 from dcp_runtime.plans.device_plan import DevicePlan, outline_device
-from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.transport import NoOverlapTransport, Transport
+from dcp_runtime.transport.recorder import Recorder, merge_timelines
+from dcp_runtime.transport.transport import NoOverlapTransport
 
 MOST_DEVICES = 32
 """Most devices that are emulated; two cores carry them."""
@@ -81,8 +81,18 @@ class Emulation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Setting:
-    """A plan made ready to be emulated."""
+class Setting:
+    """A plan made ready to be emulated.
+
+    Attributes:
+        model: of its prediction.
+        parts: of each device.
+        costs: of its messages.
+        durations: of each direction and device, the nanoseconds of each instruction.
+        slowdown: times that attention takes longer while messages of its device are under way.
+        host_ns: of each direction, work of the busiest host that runs ahead.
+        overlap: whether messages travel during compute.
+    """
 
     model: PlanModel
     parts: tuple[DevicePlan, ...]
@@ -93,7 +103,8 @@ class _Setting:
     overlap: bool
 
     @classmethod
-    def of(cls, plan: Plan, *, overlap: bool) -> "_Setting":
+    def of(cls, plan: Plan, *, overlap: bool) -> "Setting":
+        """Outline the devices of a plan, and price their work; O(plan)."""
         flat, model = expand_head_groups(plan), PlanModel.of(plan)
         parts = tuple(outline_device(flat, plan.head_groups, d) for d in range(plan.num_devices))
         durations, host_ns, slowdown = {}, {}, 1.0
@@ -105,6 +116,21 @@ class _Setting:
             slowdown = prices.slowdown
         costs = Costs.of_plan(model, flat)
         return cls(model, parts, costs, durations, slowdown, host_ns, overlap)
+
+
+def check_emulation(plan: Plan, dilation: float | None) -> None:
+    """Refuse a plan for too many devices, and a dilation that makes no sense."""
+    if plan.num_devices > MOST_DEVICES:
+        raise RunError(
+            f"expected a plan for at most {MOST_DEVICES} devices to emulate, got "
+            f"{plan.num_devices}; plan for fewer devices, or look at its prediction with "
+            "`dcpm simulate`"
+        )
+    if dilation is not None and not 1 <= dilation <= MOST_DILATION:
+        raise RunError(
+            f"expected a dilation of 1 to {MOST_DILATION:.0f} real seconds for an emulated one, "
+            f"got {dilation:g}"
+        )
 
 
 def emulate_plan(
@@ -128,23 +154,13 @@ def emulate_plan(
     Raises:
         RunError: if the plan has too many devices, or the dilation makes no sense.
     """
-    if plan.num_devices > MOST_DEVICES:
-        raise RunError(
-            f"expected a plan for at most {MOST_DEVICES} devices to emulate, got "
-            f"{plan.num_devices}; plan for fewer devices, or look at its prediction with "
-            "`dcpm simulate`"
-        )
-    if dilation is not None and not 1 <= dilation <= MOST_DILATION:
-        raise RunError(
-            f"expected a dilation of 1 to {MOST_DILATION:.0f} real seconds for an emulated one, "
-            f"got {dilation:g}"
-        )
-    setting = _Setting.of(plan, overlap=overlap)
+    check_emulation(plan, dilation)
+    setting = Setting.of(plan, overlap=overlap)
     predicted_s = simulate(plan).seconds()
     say(f"emulating {plan.num_devices} devices in virtual time")
-    virtual = run_once(setting, VirtualClock(plan.num_devices, Fabric(setting.costs)))
+    virtual = run_once(setting, None)
     begin_s = time.process_time()
-    run_once(setting, VirtualClock(plan.num_devices, Fabric(setting.costs)))
+    run_once(setting, None)
     host_s = time.process_time() - begin_s  # without what the first run compiled and loaded
     virtual_s = virtual.seconds()
     chosen = dilation or _dilation_for(host_s, virtual_s)
@@ -168,48 +184,109 @@ def _dilation_for(host_s: float, virtual_s: float) -> float:
     return float(min(max(1.0, float(f"{wanted:.1g}")), MOST_DILATION))
 
 
-def _repeat(setting: _Setting, dilation: float, say: Callable[[str], None]) -> list[Trace]:
+def _repeat(setting: Setting, dilation: float, say: Callable[[str], None]) -> list[Trace]:
     found: list[Trace] = []
     for number in range(REPEATS):
         about = ""
         if found:
             about = f", {statistics.mean(t.seconds() for t in found) * dilation:.1f} s each"
         say(f"emulating {dilation:g} times slower, run {number + 1} of {REPEATS}{about}")
-        size = len(setting.parts)
-        found.append(run_once(setting, DilatedClock(size, Fabric(setting.costs), dilation)))
+        found.append(run_once(setting, dilation))
     return found
 
 
-def run_once(setting: _Setting, clock: Clock) -> Trace:
-    """Run both directions on a clock, and return what all ranks did."""
-    store, recorders, traces = HashStore(), dict[int, Recorder](), list[Trace]()
-    is_grouped = setting.costs.order == "grouped"
-    flat = setting.model.flat
+class EmulatedRun:
+    """Ranks of one plan as threads, whose own code runs between the calls of `attend`.
+
+    Args:
+        plan: a valid plan for at most `MOST_DEVICES` devices.
+        dilation: real seconds for an emulated one; ``None``: virtual time, in which only attention
+            takes time.
+        overlap: send while computing.
+
+    >>> from dcp_dsl import Sample, Spec, block_sparsity
+    >>> from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+    >>> mask = Spec.from_text("").mask("causal").bind(Sample(length=256))
+    >>> cluster = Cluster(devices_per_node=2)
+    >>> plan = build_plan(block_sparsity([mask], 64, 64), ModelShape(), cluster, PlanConfig())
+    >>> run, ranks = EmulatedRun(plan), []
+    >>> def work(rank):
+    ...     run.attend(rank, "forward")
+    ...     ranks.append(rank)
+    >>> run.run(work).source, sorted(ranks)
+    ('measured', [0, 1])
+    """
+
+    def __init__(self, plan: Plan, dilation: float | None = None, *, overlap: bool = True) -> None:
+        check_emulation(plan, dilation)
+        self._prepare(Setting.of(plan, overlap=overlap), dilation)
+
+    @classmethod
+    def of(cls, setting: Setting, dilation: float | None) -> "EmulatedRun":
+        """Make another run of a plan that is ready."""
+        made = cls.__new__(cls)
+        made._prepare(setting, dilation)
+        return made
+
+    def _prepare(self, setting: Setting, dilation: float | None) -> None:
+        size, fabric = len(setting.parts), Fabric(setting.costs)
+        self._setting = setting
+        self._clock: Clock = (
+            VirtualClock(size, fabric) if dilation is None else DilatedClock(size, fabric, dilation)
+        )
+        store, is_grouped = HashStore(), setting.costs.order == "grouped"
+        self._recorders = [Recorder(rank, is_on=True, clock=self._clock) for rank in range(size)]
+        own = [
+            EmulatedTransport(self._clock, rank, store, dict(enumerate(self._recorders)),
+                              is_grouped=is_grouped)
+            for rank in range(size)
+        ]  # fmt: skip
+        self._ranks = [
+            EmulatedInterpreter(
+                setting.parts[rank], ReferenceKernel(),
+                each if setting.overlap else NoOverlapTransport(each), self._recorders[rank],
+                False, clock=self._clock, own_transport=each,
+                durations_ns={way: spent[rank] for way, spent in setting.durations.items()},
+                slowdown=setting.slowdown,
+            )
+            for rank, each in enumerate(own)
+        ]  # fmt: skip
+
+    def attend(self, rank: int, direction: Direction) -> None:
+        """Run one direction of a rank's program; collective, on the rank's own thread.
+
+        All ranks begin together: the next direction begins when the slowest has ended this one.
+        """
+        self._clock.meet()
+        size_bytes = self._setting.model.flat.transfers.size_bytes
+        self._ranks[rank].run(EmulatedPass(direction, size_bytes))
+
+    def run(self, work: Callable[[int], None]) -> Trace:
+        """Call `work` with each rank, on a thread each, and return what all ranks did.
+
+        Raises:
+            Exception: the first that a rank raises; all have ended then.
+        """
+        self._clock.run(work)
+        timeline = merge_timelines([each.table() for each in self._recorders], 0.0)
+        return held_by_hosts(timeline.trace, self._setting.host_ns, len(self._ranks))
+
+
+def run_once(setting: Setting, dilation: float | None) -> Trace:
+    """Run both directions, in virtual time or in slowed time, and return what all ranks did."""
+    made = EmulatedRun.of(setting, dilation)
 
     def work(rank: int) -> None:
-        own = EmulatedTransport(clock, rank, store, recorders, is_grouped=is_grouped)
-        transport: Transport = own if setting.overlap else NoOverlapTransport(own)
-        recorder = Recorder(rank, is_on=True, clock=clock)
-        durations = {name: spent[rank] for name, spent in setting.durations.items()}
-        interpreter = EmulatedInterpreter(
-            setting.parts[rank], ReferenceKernel(), transport, recorder, False,
-            clock=clock, own_transport=own, durations_ns=durations, slowdown=setting.slowdown,
-        )  # fmt: skip
         for direction in _DIRECTIONS:
-            clock.meet()  # backward begins when the slowest device has ended forward
-            interpreter.run(EmulatedPass(direction, flat.transfers.size_bytes))
-        timeline = own.gather_timeline(recorder)
-        if timeline is not None:
-            traces.append(timeline.trace)
+            made.attend(rank, direction)
 
-    clock.run(work)
-    return held_by_hosts(traces[0], setting.host_ns, len(setting.parts))
+    return made.run(work)
 
 
 def emulate_once(plan: Plan, *, overlap: bool = True) -> Trace:
     """Run a plan in virtual time; like `emulate_plan`, without the host's share."""
-    setting = _Setting.of(plan, overlap=overlap)
-    return run_once(setting, VirtualClock(plan.num_devices, Fabric(setting.costs)))
+    setting = Setting.of(plan, overlap=overlap)
+    return run_once(setting, None)
 
 
 def held_by_hosts(trace: Trace, host_ns: dict[Direction, int], devices: int) -> Trace:

@@ -12,7 +12,7 @@ from dcp_planner import Direction, TransferKind
 from dcp_planner.tables import Attention, Copy, Instruction, Reduction
 from dcp_runtime.emulation.clocks import Clock
 from dcp_runtime.emulation.transport import EmulatedTransport
-from dcp_runtime.execute.interpreter import Interpreter, _Flight
+from dcp_runtime.execute.interpreter import Flight, Interpreter
 from dcp_runtime.execute.passes import Pass
 from dcp_runtime.kernels.kernel import Kernel
 from dcp_runtime.plans.tile_table import TileTable
@@ -96,7 +96,7 @@ class EmulatedInterpreter(Interpreter):
         instruction: Instruction,
         tables: tuple[TileTable, ...],
         bundles: tuple[Bundle, ...],
-        flight: _Flight,
+        flight: Flight,
     ) -> None:
         duration, start = next(self._durations), self._start()
         match instruction:

@@ -1,5 +1,7 @@
 """What `dcpm run --emulate` prints: the document and the text of an `Emulation`."""
 
+import textwrap
+
 from dcp_runtime.emulation.emulate import MOST_HOST_SHARE, Emulation
 
 SHOWN = (
@@ -49,4 +51,4 @@ def to_text(found: Emulation) -> str:
             f"  that is more than {MOST_HOST_SHARE:.0%}: the machine is too busy for this "
             f"dilation; stop other programs, or say --dilation {found.dilation * 4:g}"
         )
-    return "\n".join([*lines, SHOWN])
+    return "\n".join([*lines, *textwrap.wrap(SHOWN, 100)])

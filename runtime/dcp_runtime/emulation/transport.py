@@ -17,7 +17,7 @@ _Group = tuple[bool, int, int]
 """Messages that NCCL runs together at one end: results or inputs, division, hop."""
 
 
-class _Turns:
+class Turns:
     """The groups of one rank in one direction; each waits until the one before it is over.
 
     Inputs and results have a communicator each, which runs its groups in the order of the program.
@@ -63,7 +63,7 @@ class EmulatedTransport(Transport):
         clock: of all ranks.
         rank: this one.
         store: that all ranks share.
-        recorders: of all ranks that have gathered, filled by them.
+        recorders: of all ranks.
         is_grouped: whether messages go in groups, as NCCL's.
     """
 
@@ -81,14 +81,14 @@ class EmulatedTransport(Transport):
         self._is_grouped, self._turns = is_grouped, None
         self.under_way = 0
 
-    _turns: _Turns | None
+    _turns: Turns | None
     under_way: int
     """Messages of this rank that have begun and not ended."""
 
     def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
         """Begin a call of a plan."""
         super().begin(part, direction, row_bytes)
-        self._turns = _Turns(part, direction) if self._is_grouped else None
+        self._turns = Turns(part, direction) if self._is_grouped else None
 
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Start all parcels in order, without waiting."""
@@ -116,7 +116,6 @@ class EmulatedTransport(Transport):
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on rank 0, ``None`` to others; collective."""
-        self._recorders[self.rank] = recorder
         self._clock.meet()
         if self.rank != 0:
             return None

@@ -22,7 +22,7 @@ from dcp_runtime.transport.transport import Parcel, Transport
 
 
 @dataclass(slots=True)
-class _Flight:
+class Flight:
     """Messages of one call."""
 
     # Launches that follow one another start together: where messages go in batches, the sends of a
@@ -48,7 +48,7 @@ class Interpreter:
 
     def run(self, current: Pass) -> None:
         """Execute the program of the direction of `current`."""
-        flight, division, direction = _Flight(), 0, current.direction
+        flight, division, direction = Flight(), 0, current.direction
         recorder = self.recorder
         if self.guard:
             current.poison()
@@ -77,7 +77,7 @@ class Interpreter:
         instruction: Instruction,
         tables: tuple[TileTable, ...],
         bundles: tuple[Bundle, ...],
-        flight: _Flight,
+        flight: Flight,
     ) -> None:
         match instruction:
             case CommLaunch():
@@ -113,7 +113,7 @@ class Interpreter:
             self.recorder.add(Event(kind, start, end, is_backward, division, name or kind))
 
     def _launch(
-        self, current: Pass, launch: CommLaunch, bundles: tuple[Bundle, ...], flight: _Flight
+        self, current: Pass, launch: CommLaunch, bundles: tuple[Bundle, ...], flight: Flight
     ) -> None:
         current.clear(bundles)
         parcels = []

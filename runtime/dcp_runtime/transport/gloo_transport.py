@@ -32,7 +32,7 @@ LANES = ("receive inputs", "send inputs", "receive results", "send results")
 
 
 @dataclass(slots=True)
-class _Posted:
+class Posted:
     """A parcel with messages in flight; CUDA tensors travel as copies in pinned memory."""
 
     parcel: Parcel
@@ -70,7 +70,7 @@ class GlooTransport(GroupTransport):
         super().__init__(group, timeout_s)
         self._groups = [make_group(self._ranks, "gloo", timeout_s) for _ in ("inputs", "results")]
         self._passed_on: frozenset[int] = frozenset()
-        self._queues: list[queue.SimpleQueue[_Posted | None]] = []
+        self._queues: list[queue.SimpleQueue[Posted | None]] = []
         self._threads: list[threading.Thread] = []
 
     def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
@@ -83,13 +83,13 @@ class GlooTransport(GroupTransport):
         if parcels and not self._queues:
             self._start_threads(parcels[0].tensors[0].device)
         for parcel in parcels:
-            posted = _Posted(parcel, stream_of(parcel.tensors))
+            posted = Posted(parcel, stream_of(parcel.tensors))
             if parcel.after is None:
                 self._start_one(posted)
             else:
                 parcel.after.then(partial(self._start_one, posted))
 
-    def _start_one(self, posted: _Posted) -> None:
+    def _start_one(self, posted: Posted) -> None:
         parcel = posted.parcel
         if parcel.after is not None and parcel.after.error is not None:
             parcel.finish(parcel.after.error)  # there is nothing to forward
@@ -97,7 +97,7 @@ class GlooTransport(GroupTransport):
         parcel.start_ns = time.perf_counter_ns()
         self._post(posted)
 
-    def _post(self, posted: _Posted) -> None:
+    def _post(self, posted: Posted) -> None:
         parcel, bundle = posted.parcel, posted.parcel.bundle
         is_result = int(bundle.is_result)
         group, peer = self._groups[is_result], self._ranks[bundle.peer]
@@ -117,7 +117,7 @@ class GlooTransport(GroupTransport):
         else:
             self._queues[2 * is_result + int(bundle.is_send)].put(posted)
 
-    def _stage(self, tensor: Tensor, posted: _Posted, *, is_send: bool) -> Tensor:
+    def _stage(self, tensor: Tensor, posted: Posted, *, is_send: bool) -> Tensor:
         """Return host memory to send from or receive into: the tensor itself if it is there."""
         if tensor.device.type == "cpu":
             return tensor
@@ -140,7 +140,7 @@ class GlooTransport(GroupTransport):
 
     def _start_threads(self, device: torch.device) -> None:
         for name in LANES:
-            lane: queue.SimpleQueue[_Posted | None] = queue.SimpleQueue()
+            lane: queue.SimpleQueue[Posted | None] = queue.SimpleQueue()
             self._start_thread(name, device, partial(self._watch, lane))
             self._queues.append(lane)
         close_at_exit(self)
@@ -158,11 +158,11 @@ class GlooTransport(GroupTransport):
         self._threads = [each for each in self._threads if each.is_alive()]
         self._threads.append(thread)
 
-    def _watch(self, lane: "queue.SimpleQueue[_Posted | None]") -> None:
+    def _watch(self, lane: "queue.SimpleQueue[Posted | None]") -> None:
         while (posted := lane.get()) is not None:
             self._end(posted)
 
-    def _end(self, posted: _Posted) -> None:
+    def _end(self, posted: Posted) -> None:
         """Wait until a parcel has arrived or left, and end it."""
         error = None
         try:
