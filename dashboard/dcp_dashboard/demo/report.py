@@ -127,7 +127,7 @@ def print_report(report: DemoReport, console: Console) -> None:
     for mask in report.masks:
         heading = Text.assemble((mask.mask, "bold"), f"  on {mask.dataset}")
         console.print(Group(heading, _sparsity(mask), _placements(mask)))
-        if any(m.over_caps for b in (mask.planned, mask.executed) for m in b.shown):
+        if any("tokens" in m.over_caps for b in (mask.planned, mask.executed) for m in b.shown):
             console.print(Text("*: more tokens than plans of ours put on one device", style="dim"))
         console.print(_errors(mask), Text(""), sep="\n")
 
@@ -217,7 +217,7 @@ def _placements(mask: MaskResult) -> Table:
                 _bytes(method.bytes_forward + method.bytes_backward),
                 _bytes(method.bytes_between_nodes) if batch.nodes > 1 else "-",
                 f"{method.compute_imbalance:.2f}",
-                f"{method.token_imbalance:.2f}{'*' if method.over_caps else ' '}",
+                f"{method.token_imbalance:.2f}{'*' if 'tokens' in method.over_caps else ' '}",
                 _seconds(method.predicted_s),
                 _seconds(mask.measured_s) if is_run and number == 0 else "",
             )

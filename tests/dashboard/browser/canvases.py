@@ -23,6 +23,18 @@ def centres(plan: Plan) -> list[tuple[float, float]]:
 
 
 def longest(trace: Trace, lane: str) -> int:
-    """Return the longest event of a lane."""
+    """Return the longest event of a lane whose middle no later event of its lane covers.
+
+    Messages that share a port overlap, and the one that is drawn last lies above the others.
+    """
     events = np.flatnonzero(trace.lane == LANES.index(lane))
-    return int(events[(trace.end_ns - trace.start_ns)[events].argmax()])
+    middle = (trace.start_ns + trace.end_ns) / 2
+
+    def is_seen(event: int) -> bool:
+        others = events[(trace.device[events] == trace.device[event]) & (events != event)]
+        return not np.any(
+            (trace.start_ns[others] <= middle[event]) & (middle[event] <= trace.end_ns[others])
+        )
+
+    seen = [event for event in events.tolist() if is_seen(event)]
+    return int(max(seen or events.tolist(), key=lambda e: trace.end_ns[e] - trace.start_ns[e]))

@@ -43,7 +43,7 @@ def ends_of_longest(trace, until_ns):
     for event in compute[np.argsort(-length)[:3]]:
         start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
         row = (int(trace.device[event]) + 0.48) / 4
-        near = (0.95 * start + 0.05 * end, 0.05 * start + 0.95 * end)
+        near = (0.9 * start + 0.1 * end, 0.1 * start + 0.9 * end)
         points.extend((at / until_ns, row) for at in near)
     return points
 
