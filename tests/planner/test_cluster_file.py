@@ -25,7 +25,7 @@ latency_s = 1e-6
 memory_bytes = 1_000_000
 """
 GOOD_JSON = json.dumps(tomllib.loads(GOOD))
-SHAPE_OF_MACHINE = {"devices", "rails", "nodes_per_leaf", "spine_bytes_per_s"}
+SHAPE_OF_MACHINE = {"devices", "slow_ports", "rails", "nodes_per_leaf", "spine_bytes_per_s"}
 IDENTITY = {"nodes", "devices_per_node", "name", "source"}
 
 

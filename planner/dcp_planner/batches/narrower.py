@@ -68,7 +68,12 @@ class Comparison:
         """Estimate one more batch of a data set; O(quick searches)."""
         planning = self.planning
         is_fixed = PARTITIONERS[planning.config.partitioner].name.startswith("static:")
-        if is_fixed or planning.cluster.devices or self.batches >= MOST_BATCHES:
+        if (
+            is_fixed
+            or planning.cluster.devices
+            or planning.cluster.slow_ports
+            or self.batches >= MOST_BATCHES
+        ):
             return
         self.batches += 1
         self.available = batch[0].num_available or 0

@@ -256,6 +256,8 @@ class Cluster:
             effect on a device of one.
         devices: for each node the rate of each of its devices, relative to `flops_per_s` and
             `copy_bytes_per_s`; empty: all are 1.
+        slow_ports: devices whose network port carries less, each with its share of
+            `inter_bytes_per_s`, such as ``((3, 0.5),)``; a message takes the slower of its ports.
         rails: network port j of a node is on rail ``j % rails``.
         nodes_per_leaf: neighbouring nodes whose ports of one rail meet in one switch; ``None``:
             those of all nodes do.
@@ -299,6 +301,7 @@ class Cluster:
     rails: int = 1
     nodes_per_leaf: int | None = None
     spine_bytes_per_s: float | None = None
+    slow_ports: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("nodes", "devices_per_node", "devices_per_nic", "kernel_tile", "memory_bytes",
@@ -329,6 +332,7 @@ class Cluster:
                 f"{self.devices_per_node}; plan for the devices that share one batch",
                 "nodes",
             )
+        self._check_slow_ports()
 
     def _settle_number(self, name: str, check: Callable[[str, object], None]) -> None:
         value = getattr(self, name)
@@ -359,6 +363,24 @@ class Cluster:
         is_equal = all(node == (1.0,) * shape[1] for node in devices)
         # Equal devices, listed or counted, are one cluster: equal values, one digest.
         settle(self, devices=() if is_equal else devices)
+
+    def _check_slow_ports(self) -> None:
+        last = self.num_devices - 1
+        expected = f"pairs of a device, 0 to {last}, and a share up to 1, such as [[{last}, 0.5]]"
+        found: dict[int, float] = {}
+        is_listed = isinstance(self.slow_ports, list | tuple) and len(self.slow_ports) <= last + 1
+        _require(is_listed, "slow_ports", expected, self.slow_ports)
+        for pair in self.slow_ports:
+            is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+            _require(is_pair, "slow_ports", expected, pair)
+            device, share = pair
+            is_device = isinstance(device, int) and not isinstance(device, bool)
+            is_device = is_device and 0 <= device <= last and device not in found
+            is_share = _is_number(share) and 1 / MOST_RATIO <= share <= 1
+            _require(is_device and is_share, "slow_ports", f"{expected}; a device once", pair)
+            found[device] = float(share)
+        slow = tuple((device, share) for device, share in sorted(found.items()) if share < 1)
+        settle(self, slow_ports=slow)
 
     @property
     def num_devices(self) -> int:
@@ -393,6 +415,18 @@ class Cluster:
         if not self.devices:
             return np.ones(self.num_devices)
         return np.array([speed for node in self.devices for speed in node], np.float64)
+
+    @property
+    def port_slowness(self) -> Floats:
+        """Times that bytes take longer through the network port of each device, float64 ``[R]``.
+
+        >>> Cluster(2, 2, slow_ports=((3, 0.5),)).port_slowness.tolist()
+        [1.0, 1.0, 1.0, 2.0]
+        """
+        found = np.ones(self.num_devices)
+        for device, share in self.slow_ports:
+            found[device] = 1 / share
+        return found
 
     @property
     def work_of_device(self) -> Floats:

@@ -245,6 +245,12 @@ def _resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None) 
             "without NODESxDEVICES, or change its `devices`",
             "devices",
         )
+    if cluster.slow_ports and (nodes is not None or devices_per_node is not None):
+        raise ClusterError(
+            f"{cluster.name} names slow ports by device, so its size cannot be changed; name it "
+            "without NODESxDEVICES, or leave out its `slow_ports`",
+            "slow_ports",
+        )
     nodes = cluster.nodes if nodes is None else nodes
     devices = cluster.devices_per_node if devices_per_node is None else devices_per_node
     return replace(cluster, nodes=nodes, devices_per_node=devices)

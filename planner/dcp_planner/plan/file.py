@@ -24,6 +24,7 @@ from dcp_planner.model.cluster import (
     Cluster,
     MessageOrder,
     ModelShape,
+    PortSharing,
     devices_of_json,
 )
 from dcp_planner.model.config import MOST_HEAD_GROUPS
@@ -369,7 +370,7 @@ def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be 
 def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
     """Build a cluster or a shape from its JSON object, with every field, each of its type."""
     kinds: dict[object, type] = {kind: kind for kind in (int, float, str, bool)}
-    kinds |= {float | None: float, int | None: int, MessageOrder: str}
+    kinds |= {float | None: float, int | None: int, MessageOrder: str, PortSharing | None: str}
     given: dict[str, Any] = {}
     for field in fields(cls):
         value = values.get(field.name)
@@ -377,6 +378,9 @@ def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
             continue  # a file names such a field only where it is not the default
         if field.name == "devices":
             given["devices"] = devices_of_json(value)
+            continue
+        if field.name == "slow_ports":
+            given["slow_ports"] = value  # the cluster checks it
             continue
         kind = kinds[field.type]
         if value is None and field.default is None:

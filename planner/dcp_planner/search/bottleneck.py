@@ -213,6 +213,7 @@ def load_state_of(split: State, workload: Workload, cluster: Cluster) -> LoadSta
         split=split,
         first=cluster.node_ptr,
         slowness=1.0 / cluster.speed_of_device,
+        port=cluster.port_slowness,
         cost=cost / scale,
         seconds=seconds / scale,
         load=np.zeros((devices, 2 * LOADS)),

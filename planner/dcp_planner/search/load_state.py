@@ -32,6 +32,7 @@ class LoadState(NamedTuple):
         split: the state with the tiles, the owners, their pins and the caps.
         first: int64 ``[N+1]``, first device of each node.
         slowness: float64 ``[R]``, factor by which each device takes longer for its tiles.
+        port: float64 ``[R]``, factor by which its network port takes longer.
         cost: float64 ``[8, 2D]``, scaled seconds of a message of each net: forward, then backward;
             between nodes, then inside; input, then result.
         seconds: float64 ``[2, W]``, of each tile, scaled.
@@ -49,6 +50,7 @@ class LoadState(NamedTuple):
     split: State
     first: Ints
     slowness: Floats
+    port: Floats
     cost: FloatTable
     seconds: FloatTable
     load: FloatTable
@@ -94,8 +96,8 @@ def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
             load[owner, at + 6] += sign * count * cost[price + 2, net]
             load[owner, at + 5] += sign * count * cost[price + 3, net]
         else:
-            load[owner, at + 2] += sign * cost[price, net]
-            load[owner, at + 3] += sign * cost[price + 1, net]
+            load[owner, at + 2] += sign * cost[price, net] * state.port[owner]
+            load[owner, at + 3] += sign * cost[price + 1, net] * state.port[owner]
     for user in range(state.first[node], state.first[node + 1]):
         if counts[net, user] == 0 or user == owner:
             continue
@@ -106,8 +108,8 @@ def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
                 load[user, at + 5] += sign * cost[price + 2, net]
                 load[user, at + 6] += sign * cost[price + 3, net]
             else:
-                load[user, at + 1] += share * cost[price, net]
-                load[user, at + 4] += share * cost[price + 1, net]
+                load[user, at + 1] += share * cost[price, net] * state.port[user]
+                load[user, at + 4] += share * cost[price + 1, net] * state.port[user]
                 inside = passed * (cost[price + 2, net] + cost[price + 3, net])
                 load[user, at + 5] += inside
                 load[user, at + 6] += inside

@@ -369,7 +369,7 @@ def levelled(
 
 
 def message_times(
-    size_bytes: Ints, link: Ints, bundles: Bundles, cluster: Cluster
+    transfers: Transfers, link: Ints, bundles: Bundles, cluster: Cluster
 ) -> tuple[Floats, Floats]:
     """Compute the seconds that messages occupy their ports, and their latencies, ``[X]`` each.
 
@@ -377,7 +377,11 @@ def message_times(
     """
     rate = np.array([one.bytes_per_s for one in cluster.links])[link]
     latency = np.array([one.latency_s for one in cluster.links])[link]
-    return size_bytes / rate + cluster.message_launch_s * bundles.is_first, latency
+    if cluster.slow_ports:
+        slowness = cluster.port_slowness
+        slower = np.maximum(slowness[transfers.source], slowness[transfers.target])
+        rate = rate / np.where(link > 0, slower, 1.0)
+    return transfers.size_bytes / rate + cluster.message_launch_s * bundles.is_first, latency
 
 
 def nanoseconds(seconds: Floats) -> Ints:

@@ -232,8 +232,7 @@ class DirectionModel:
         if not cluster.host_runs_ahead:
             begins = np.flatnonzero(self.programs.op == COPY)
             duration[begins] = on_host[self.programs.device[begins]]
-        size = self.transfers.size_bytes
-        busy, latency = message_times(size, self.link, self.bundles, cluster)
+        busy, latency = message_times(self.transfers, self.link, self.bundles, cluster)
         if evenness != "as placed":
             op, device = self.programs.op, self.programs.device
             duration = levelled(
