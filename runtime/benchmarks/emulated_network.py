@@ -45,7 +45,7 @@ def why_not() -> str:
 
 
 def _run(command: Sequence[str], lines: Sequence[str]) -> None:
-    """Give a batch of lines to `ip` or `tc`."""
+    """Run a batch of lines with `ip` or `tc`."""
     text = "\n".join(lines)
     done = subprocess.run([*command, "-batch", "-"], input=text, capture_output=True, text=True)
     if done.returncode:

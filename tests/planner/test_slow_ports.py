@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from dcp_dsl import Slabs
+from dcp_dsl.cli import dcpm
 from dcp_planner import (
     LANES,
     Cluster,
@@ -19,6 +21,7 @@ from dcp_planner import (
     predict,
     read_plan,
     simulate,
+    validate,
     write_plan,
 )
 from dcp_planner.model.cluster_file import format_cluster, parse_cluster
@@ -72,6 +75,35 @@ def test_files_keep_it(tmp_path) -> None:
 def test_what_is_no_port_is_refused(wrong: object) -> None:
     with pytest.raises(ClusterError, match=r"slow_ports: expected pairs of a device, 0 to 7"):
         replace(HEALTHY, slow_ports=wrong)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        PlanConfig("kahypar"),
+        PlanConfig("native", head_groups=2, budget="fast"),
+        PlanConfig("static:heads"),
+        PlanConfig(objective="bytes", budget="fast"),
+    ],
+    ids=["kahypar", "teams", "heads", "bytes"],
+)
+def test_every_way_to_place_takes_it(config: PlanConfig) -> None:
+    plan = build_plan(cut_blocks(batch(), 2048), SHAPE, SLOW, config)
+    validate(plan)
+    assert plan.cluster.slow_ports == SLOW.slow_ports
+
+
+def test_a_step_refuses_it_and_runs_without(tmp_path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"len": 3000}\n' * 8)
+    (tmp_path / "a.dcpm").write_text("")
+    for cluster, code in ((SLOW, 2), (HEALTHY, 0)):
+        (tmp_path / "c.toml").write_text(format_cluster(cluster, {}))
+        command = ["step", str(tmp_path / "a.dcpm"), "--dataset", str(tmp_path / "rows.jsonl"),
+                   "--mask", "causal", "--mesh", "2x4", "--tokens", "4096",
+                   "--cluster", str(tmp_path / "c.toml")]  # fmt: skip
+        done = CliRunner().invoke(dcpm, command)
+        assert done.exit_code == code, done.output
+        assert ("expected nodes that are alike, got slow_ports" in done.output) == (code == 2)
 
 
 def test_its_size_cannot_be_changed(tmp_path) -> None:

@@ -241,3 +241,10 @@ def test_devices_of_a_group_lie_on_their_nodes():
         assert (found.num_devices, found.nodes) == (width, len(devices))
         assert found.devices == devices
         assert found.devices_per_node == max(map(len, devices))
+
+
+def test_part_of_a_cluster_keeps_the_slow_ports_of_its_devices() -> None:
+    slow = Cluster(2, 4, slow_ports=((3, 0.25), (6, 0.5)))
+    assert sub_cluster(slow, 4, 4).slow_ports == ((2, 0.5),)
+    assert sub_cluster(slow, 0, 2).slow_ports == ()
+    assert sub_cluster(slow, 0, 8).slow_ports == slow.slow_ports

@@ -43,7 +43,7 @@ def times_of(trace, kind):
 
 
 def whole_messages(plan, found):
-    """Give the blocks that travel together the end of the last one, as they have it in a run."""
+    """Set the end of blocks that travel together to that of the last one, as in a run."""
     last = {}
     for part in PlanModel.of(plan).directions.values():
         last |= dict(zip(part.rows.tolist(), part.rows[part.bundles.last].tolist(), strict=True))

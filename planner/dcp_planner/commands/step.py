@@ -163,6 +163,10 @@ def _cluster(name: str, devices: int) -> "Cluster":
     from dcp_planner.model.cluster_file import find_cluster
 
     found = find_cluster(name)
+    if found.slow_ports:
+        raise click.UsageError(
+            f"--cluster: expected nodes that are alike, got slow_ports in {name}; leave them out"
+        )
     node = min(found.devices_per_node, devices)  # a small mesh takes a part of one node
     if devices % node:
         raise click.UsageError(

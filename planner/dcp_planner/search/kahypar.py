@@ -249,7 +249,7 @@ def _place_on_nodes(
         _encode(hypergraph, workload.num_tiles, cluster.nodes, cap, has_targets=has_targets)
         for has_targets in _ENCODINGS
     ]
-    flat = replace(cluster, nodes=1, devices_per_node=cluster.nodes)
+    flat = replace(cluster, nodes=1, devices_per_node=cluster.nodes, slow_ports=())
     return [
         hold(
             Placement(part[workload.num_tiles :], part[: workload.num_tiles]), workload, flat, level

@@ -4,7 +4,8 @@ The portfolio is the default. It predicts the time of several candidates, each w
 that it would get, and takes the fastest of those that hold the caps. Candidates are the static
 layouts and all placements of the native search (`native.ladder`): for few bytes, then for a short
 time under the caps and under tighter caps. So its result is never slower in simulation than a
-static layout that holds the caps too.
+static layout that holds the caps as well. Of a batch with many tiles only the candidates of the
+best estimates are predicted; a huge one takes the result of a quick search.
 
 The front of a batch (a Pareto front) is the set of candidates that no other candidate equals or
 beats in every figure. Time, bytes between nodes, balance and memory conflict: tighter caps send

@@ -169,7 +169,7 @@ def _next_of(streams: Streams, c: int) -> int:
 
 @compiled
 def _share_ports(streams: Streams, c: int) -> None:
-    """Give every active stream of a part its max-min fair share.
+    """Set the max-min fair share of every active stream of a part.
 
     O(A L) for A streams: of a chain of ports, each with less room than the next, L can be settled
     only one after the other.
@@ -210,7 +210,7 @@ def _part_equally(streams: Streams, count: int) -> None:
 
 @compiled
 def _settle(streams: Streams, count: int) -> int:
-    """Give streams their shares whose ports hold them up; return how many still wait for theirs.
+    """Set the shares of streams whose ports hold them up; return how many still wait for theirs.
 
     A port holds its streams up if no other port holds one of them up more: what leaves a port takes
     at most an equal part of it, so equal parts never fall.

@@ -294,7 +294,7 @@ class DirectionModel:
 
 
 class Prices(NamedTuple):
-    """What one direction costs where nothing waits, in ns.
+    """Costs of one direction where nothing waits, in ns.
 
     Attributes:
         duration_ns: int64 ``[I]``, of each instruction on its device; launches and waits take none.

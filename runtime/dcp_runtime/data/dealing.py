@@ -215,5 +215,11 @@ def sub_cluster(cluster: Cluster, first: int, width: int) -> Cluster:
     node = cluster.node_of_device[first : first + width]
     speed = cluster.speed_of_device[first : first + width]
     devices = tuple(tuple(speed[node == own].tolist()) for own in np.unique(node))
-    widest = max(map(len, devices))
-    return replace(cluster, nodes=len(devices), devices_per_node=widest, devices=devices)
+    inside = range(first, first + width)
+    return replace(
+        cluster,
+        nodes=len(devices),
+        devices_per_node=max(map(len, devices)),
+        devices=devices,
+        slow_ports=tuple((d - first, share) for d, share in cluster.slow_ports if d in inside),
+    )

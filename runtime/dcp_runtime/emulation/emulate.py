@@ -81,7 +81,7 @@ class Emulation:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Setting:
+class ReadyPlan:
     """A plan made ready to be emulated.
 
     Attributes:
@@ -103,7 +103,7 @@ class Setting:
     overlap: bool
 
     @classmethod
-    def of(cls, plan: Plan, *, overlap: bool) -> "Setting":
+    def of(cls, plan: Plan, *, overlap: bool) -> "ReadyPlan":
         """Outline the devices of a plan, and price their work; O(plan)."""
         flat, model = expand_head_groups(plan), PlanModel.of(plan)
         parts = tuple(outline_device(flat, plan.head_groups, d) for d in range(plan.num_devices))
@@ -155,7 +155,7 @@ def emulate_plan(
         RunError: if the plan has too many devices, or the dilation makes no sense.
     """
     check_emulation(plan, dilation)
-    setting = Setting.of(plan, overlap=overlap)
+    setting = ReadyPlan.of(plan, overlap=overlap)
     predicted_s = simulate(plan).seconds()
     say(f"emulating {plan.num_devices} devices in virtual time")
     virtual = run_once(setting, None)
@@ -184,7 +184,7 @@ def _dilation_for(host_s: float, virtual_s: float) -> float:
     return float(min(max(1.0, float(f"{wanted:.1g}")), MOST_DILATION))
 
 
-def _repeat(setting: Setting, dilation: float, say: Callable[[str], None]) -> list[Trace]:
+def _repeat(setting: ReadyPlan, dilation: float, say: Callable[[str], None]) -> list[Trace]:
     found: list[Trace] = []
     for number in range(REPEATS):
         about = ""
@@ -219,16 +219,16 @@ class EmulatedRun:
 
     def __init__(self, plan: Plan, dilation: float | None = None, *, overlap: bool = True) -> None:
         check_emulation(plan, dilation)
-        self._prepare(Setting.of(plan, overlap=overlap), dilation)
+        self._prepare(ReadyPlan.of(plan, overlap=overlap), dilation)
 
     @classmethod
-    def of(cls, setting: Setting, dilation: float | None) -> "EmulatedRun":
+    def of(cls, setting: ReadyPlan, dilation: float | None) -> "EmulatedRun":
         """Make another run of a plan that is ready."""
         made = cls.__new__(cls)
         made._prepare(setting, dilation)
         return made
 
-    def _prepare(self, setting: Setting, dilation: float | None) -> None:
+    def _prepare(self, setting: ReadyPlan, dilation: float | None) -> None:
         size, fabric = len(setting.parts), Fabric(setting.costs)
         self._setting = setting
         self._clock: Clock = (
@@ -272,7 +272,7 @@ class EmulatedRun:
         return held_by_hosts(timeline.trace, self._setting.host_ns, len(self._ranks))
 
 
-def run_once(setting: Setting, dilation: float | None) -> Trace:
+def run_once(setting: ReadyPlan, dilation: float | None) -> Trace:
     """Run both directions, in virtual time or in slowed time, and return what all ranks did."""
     made = EmulatedRun.of(setting, dilation)
 
@@ -285,7 +285,7 @@ def run_once(setting: Setting, dilation: float | None) -> Trace:
 
 def emulate_once(plan: Plan, *, overlap: bool = True) -> Trace:
     """Run a plan in virtual time; like `emulate_plan`, without the host's share."""
-    setting = Setting.of(plan, overlap=overlap)
+    setting = ReadyPlan.of(plan, overlap=overlap)
     return run_once(setting, None)
 
 

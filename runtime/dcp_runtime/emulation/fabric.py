@@ -40,7 +40,7 @@ class _Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """What the messages of a plan cost on its cluster; one entry for each transfer.
+    """Costs of the messages of a plan on its cluster; one entry for each transfer.
 
     Attributes:
         stream: int64 ``[X]``, connection of each transfer.
