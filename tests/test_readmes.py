@@ -61,7 +61,7 @@ def run(start_python: Callable[..., Any]) -> Run:
 def test_ten_lines_of_the_first_page_run(tmp_path: Path, run: Run):
     planning, _ = blocks("docs/start.md", "python")
     imbalance, seconds = map(float, run(planning, tmp_path).split())
-    assert 1 <= imbalance <= 1.2  # no cap: a little more than level may be faster
+    assert 1 <= imbalance <= 1.4  # the tolerance of the wider search; no cap holds it lower
     assert 0 < seconds < 1
 
 

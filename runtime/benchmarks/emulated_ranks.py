@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dcp_planner import Direction, Plan
-from dcp_runtime.emulation.emulate import Setting
+from dcp_runtime.emulation.emulate import ReadyPlan
 from dcp_runtime.emulation.interpreter import EmulatedInterpreter, EmulatedPass
 from dcp_runtime.emulation.transport import Turns
 from dcp_runtime.kernels.kernel import ReferenceKernel
@@ -79,21 +79,21 @@ class SocketTransport(GlooTransport):
     def __init__(self, dilation: float) -> None:
         super().__init__(None, TIMEOUT_S)
         self._dilation, self._later, self._lock = dilation, Later(), threading.RLock()
-        self._setting: Setting | None = None
+        self._ready: ReadyPlan | None = None
         self._turns: Turns | None = None
         self.under_way = 0
 
-    def take(self, setting: Setting) -> None:
+    def take(self, ready: ReadyPlan) -> None:
         """Take the plan that runs next."""
-        self._setting = setting
+        self._ready = ready
 
     def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
         """Begin a call of a plan."""
         super().begin(part, direction, row_bytes)
-        assert self._setting is not None
+        assert self._ready is not None
         # Every message has a thread of its own: ends come in any order.
         self._passed_on = frozenset(t.index for t in part.transfers.values())
-        is_grouped = self._setting.costs.order == "grouped"
+        is_grouped = self._ready.costs.order == "grouped"
         self._turns = Turns(part, direction) if is_grouped else None
 
     def start(self, parcels: Sequence[Parcel]) -> None:
@@ -112,7 +112,7 @@ class SocketTransport(GlooTransport):
 
     def _end(self, posted: Posted) -> None:
         parcel = posted.parcel
-        if parcel.bundle.is_send or self._setting is None:
+        if parcel.bundle.is_send or self._ready is None:
             super()._end(posted)
             return
         error = None
@@ -121,7 +121,7 @@ class SocketTransport(GlooTransport):
                 work.wait(timedelta(seconds=TIMEOUT_S))
         except RuntimeError as failure:
             error = str(failure)
-        latency_ns = int(self._setting.costs.latency_ns[parcel.bundle.index])
+        latency_ns = int(self._ready.costs.latency_ns[parcel.bundle.index])
         due_s = time.monotonic() + latency_ns * self._dilation / 1e9
         self._later.at(due_s, partial(parcel.finish, error))
 
@@ -129,8 +129,8 @@ class SocketTransport(GlooTransport):
 class RealPass(EmulatedPass):
     """A pass whose messages have their bytes: parts of two pieces of memory, of any content."""
 
-    def __init__(self, direction: Direction, setting: Setting, memory: list[Tensor]) -> None:
-        super().__init__(direction, setting.model.flat.transfers.size_bytes)
+    def __init__(self, direction: Direction, ready: ReadyPlan, memory: list[Tensor]) -> None:
+        super().__init__(direction, ready.model.flat.transfers.size_bytes)
         self._memory = memory
 
     def _part(self, bundle: Bundle, which: int) -> tuple[Tensor, ...]:
@@ -149,7 +149,7 @@ class RealPass(EmulatedPass):
 
 
 def run_rank(
-    rank: int, size: int, folder: Path, settings: Sequence[Setting], dilation: float, repeats: int
+    rank: int, size: int, folder: Path, settings: Sequence[ReadyPlan], dilation: float, repeats: int
 ) -> None:
     """Run all plans on one rank; a line of JSON for each run goes into the rank's file."""
     torch.set_num_threads(1)
@@ -161,11 +161,11 @@ def run_rank(
     transport, clock, memory = SocketTransport(dilation), SleepingClock(dilation), _memory()
     with (folder / f"rank-{rank}.jsonl").open("a") as out:
         # The first plan runs twice, because its first run connects.
-        for number, setting in enumerate([settings[0], *settings], -1):
-            transport.take(setting)
+        for number, ready in enumerate([settings[0], *settings], -1):
+            transport.take(ready)
             for _ in range(repeats if number >= 0 else 1):
                 spent = [
-                    _run_direction(rank, transport, clock, setting, direction, memory)
+                    _run_direction(rank, transport, clock, ready, direction, memory)
                     for direction in DIRECTIONS
                 ]
                 if number >= 0:
@@ -183,21 +183,21 @@ def _run_direction(
     rank: int,
     transport: SocketTransport,
     clock: SleepingClock,
-    setting: Setting,
+    ready: ReadyPlan,
     direction: Direction,
     memory: list[Tensor],
 ) -> float:
     """Run one direction from a moment that all ranks agree on; return the seconds to its end."""
     recorder = Recorder(rank, is_on=False, clock=clock)
-    durations = {name: spent[rank] for name, spent in setting.durations.items()}
+    durations = {name: spent[rank] for name, spent in ready.durations.items()}
     interpreter = EmulatedInterpreter(
-        setting.parts[rank], ReferenceKernel(), transport, recorder, False,
-        clock=clock, own_transport=transport, durations_ns=durations, slowdown=setting.slowdown,
+        ready.parts[rank], ReferenceKernel(), transport, recorder, False,
+        clock=clock, own_transport=transport, durations_ns=durations, slowdown=ready.slowdown,
     )  # fmt: skip
     notes = transport.exchange_notes(f"{time.monotonic():.6f}", "the begin")
     begin_s = max(map(float, notes)) + LEAD_S
     time.sleep(max(0.0, begin_s - time.monotonic()))
-    interpreter.run(RealPass(direction, setting, memory))
+    interpreter.run(RealPass(direction, ready, memory))
     return time.monotonic() - begin_s
 
 
@@ -213,7 +213,7 @@ def measure(
     Raises:
         RuntimeError: if a rank ended before its last plan.
     """
-    settings = [Setting.of(plan, overlap=True) for plan in plans]
+    settings = [ReadyPlan.of(plan, overlap=True) for plan in plans]
     size = plans[0].num_devices
     with emulated_network.network(plans[0].cluster, dilation) as names:
         children = {_fork(rank, names, folder, settings, dilation, repeats): rank
@@ -227,7 +227,7 @@ def measure(
 
 
 def _fork(
-    rank: int, names: Sequence[str], folder: Path, settings: Sequence[Setting], dilation: float,
+    rank: int, names: Sequence[str], folder: Path, settings: Sequence[ReadyPlan], dilation: float,
     repeats: int,
 ) -> int:  # fmt: skip
     child = os.fork()
@@ -244,13 +244,13 @@ def _fork(
 def _collect(
     children: dict[int, int],
     folder: Path,
-    settings: Sequence[Setting],
+    settings: Sequence[ReadyPlan],
     dilation: float,
     repeats: int,
     done: Callable[[int, list[tuple[float, float]]], None],
 ) -> None:
     """Wait for the lines of all ranks, plan by plan."""
-    for number, setting in enumerate(settings):
+    for number, ready in enumerate(settings):
         wanted = (number + 1) * repeats
         while (
             min(lines := [_lines(folder, rank) for rank in children.values()], key=len)[
@@ -270,7 +270,7 @@ def _collect(
         for repeat in range(wanted - repeats, wanted):
             ends = [each[repeat]["end_s"] for each in lines]
             both = [max(end[way] for end in ends) / dilation for way in range(2)]
-            held = [max(s, setting.host_ns[d] / 1e9) for s, d in zip(both, DIRECTIONS, strict=True)]
+            held = [max(s, ready.host_ns[d] / 1e9) for s, d in zip(both, DIRECTIONS, strict=True)]
             found.append((held[0], held[1]))
         done(number, found)
 

@@ -100,20 +100,11 @@ def run(  # noqa: PLR0913 - one argument per option
     unless --transport names another transport. With --emulate nothing is computed or sent: devices
     and links of the plan's cluster take the time that they would, slowed down.
     """
-    from dcp_dsl.files import check_writable
     from dcp_planner import read_plan
     from dcp_runtime.errors import RunError
     from dcp_runtime.launch.launcher import RunConfig, check_ranks, run_plan
 
-    if trace is not None:
-        if Path(trace).suffix not in TRACE_SUFFIXES:
-            raise click.BadParameter(
-                f"expected a name that ends in {' or '.join(TRACE_SUFFIXES)}, got {trace!r}; "
-                ".dcpplan holds the plan and the trace, .pftrace is for ui.perfetto.dev",
-                param_hint="--trace",
-            )
-        # Before the run: it may take minutes, and its trace would be lost.
-        check_writable(trace, RunError)
+    _check_trace(trace)
     content = read_plan(plan)
     _check_emulation(context, emulate=emulate)
     if emulate:
@@ -150,6 +141,22 @@ def run(  # noqa: PLR0913 - one argument per option
     click.echo(json.dumps(to_json(config, result)) if as_json else to_text(config, result))
     if result.verified is False:
         sys.exit(1)
+
+
+def _check_trace(trace: str | None) -> None:
+    """Refuse a file for the trace before the run: it may take minutes, and all would be lost."""
+    from dcp_dsl.files import check_writable
+    from dcp_runtime.errors import RunError
+
+    if trace is None:
+        return
+    if Path(trace).suffix not in TRACE_SUFFIXES:
+        raise click.BadParameter(
+            f"expected a name that ends in {' or '.join(TRACE_SUFFIXES)}, got {trace!r}; "
+            ".dcpplan holds the plan and the trace, .pftrace is for ui.perfetto.dev",
+            param_hint="--trace",
+        )
+    check_writable(trace, RunError)
 
 
 _WITH_EMULATE = ("plan", "emulate", "dilation", "overlap", "trace", "as_json")

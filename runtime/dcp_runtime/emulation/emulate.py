@@ -155,18 +155,18 @@ def emulate_plan(
         RunError: if the plan has too many devices, or the dilation makes no sense.
     """
     check_emulation(plan, dilation)
-    setting = ReadyPlan.of(plan, overlap=overlap)
+    ready = ReadyPlan.of(plan, overlap=overlap)
     predicted_s = simulate(plan).seconds()
     say(f"emulating {plan.num_devices} devices in virtual time")
-    virtual = run_once(setting, None)
+    virtual = run_once(ready, None)
     begin_s = time.process_time()
-    run_once(setting, None)
+    run_once(ready, None)
     host_s = time.process_time() - begin_s  # without what the first run compiled and loaded
     virtual_s = virtual.seconds()
     chosen = dilation or _dilation_for(host_s, virtual_s)
     trials = 1 if dilation is not None else _MOST_TRIALS
     while True:
-        found = _repeat(setting, chosen, say)
+        found = _repeat(ready, chosen, say)
         spent = [trace.seconds() for trace in found]
         median = found[int(np.argsort(spent)[len(spent) // 2])]
         result = Emulation(
@@ -184,14 +184,14 @@ def _dilation_for(host_s: float, virtual_s: float) -> float:
     return float(min(max(1.0, float(f"{wanted:.1g}")), MOST_DILATION))
 
 
-def _repeat(setting: ReadyPlan, dilation: float, say: Callable[[str], None]) -> list[Trace]:
+def _repeat(ready: ReadyPlan, dilation: float, say: Callable[[str], None]) -> list[Trace]:
     found: list[Trace] = []
     for number in range(REPEATS):
         about = ""
         if found:
             about = f", {statistics.mean(t.seconds() for t in found) * dilation:.1f} s each"
         say(f"emulating {dilation:g} times slower, run {number + 1} of {REPEATS}{about}")
-        found.append(run_once(setting, dilation))
+        found.append(run_once(ready, dilation))
     return found
 
 
@@ -222,19 +222,19 @@ class EmulatedRun:
         self._prepare(ReadyPlan.of(plan, overlap=overlap), dilation)
 
     @classmethod
-    def of(cls, setting: ReadyPlan, dilation: float | None) -> "EmulatedRun":
+    def of(cls, ready: ReadyPlan, dilation: float | None) -> "EmulatedRun":
         """Make another run of a plan that is ready."""
         made = cls.__new__(cls)
-        made._prepare(setting, dilation)
+        made._prepare(ready, dilation)
         return made
 
-    def _prepare(self, setting: ReadyPlan, dilation: float | None) -> None:
-        size, fabric = len(setting.parts), Fabric(setting.costs)
-        self._setting = setting
+    def _prepare(self, ready: ReadyPlan, dilation: float | None) -> None:
+        size, fabric = len(ready.parts), Fabric(ready.costs)
+        self._ready = ready
         self._clock: Clock = (
             VirtualClock(size, fabric) if dilation is None else DilatedClock(size, fabric, dilation)
         )
-        store, is_grouped = HashStore(), setting.costs.order == "grouped"
+        store, is_grouped = HashStore(), ready.costs.order == "grouped"
         self._recorders = [Recorder(rank, is_on=True, clock=self._clock) for rank in range(size)]
         own = [
             EmulatedTransport(self._clock, rank, store, dict(enumerate(self._recorders)),
@@ -243,11 +243,11 @@ class EmulatedRun:
         ]  # fmt: skip
         self._ranks = [
             EmulatedInterpreter(
-                setting.parts[rank], ReferenceKernel(),
-                each if setting.overlap else NoOverlapTransport(each), self._recorders[rank],
+                ready.parts[rank], ReferenceKernel(),
+                each if ready.overlap else NoOverlapTransport(each), self._recorders[rank],
                 False, clock=self._clock, own_transport=each,
-                durations_ns={way: spent[rank] for way, spent in setting.durations.items()},
-                slowdown=setting.slowdown,
+                durations_ns={way: spent[rank] for way, spent in ready.durations.items()},
+                slowdown=ready.slowdown,
             )
             for rank, each in enumerate(own)
         ]  # fmt: skip
@@ -258,7 +258,7 @@ class EmulatedRun:
         All ranks begin together: the next direction begins when the slowest has ended this one.
         """
         self._clock.meet()
-        size_bytes = self._setting.model.flat.transfers.size_bytes
+        size_bytes = self._ready.model.flat.transfers.size_bytes
         self._ranks[rank].run(EmulatedPass(direction, size_bytes))
 
     def run(self, work: Callable[[int], None]) -> Trace:
@@ -269,12 +269,12 @@ class EmulatedRun:
         """
         self._clock.run(work)
         timeline = merge_timelines([each.table() for each in self._recorders], 0.0)
-        return held_by_hosts(timeline.trace, self._setting.host_ns, len(self._ranks))
+        return held_by_hosts(timeline.trace, self._ready.host_ns, len(self._ranks))
 
 
-def run_once(setting: ReadyPlan, dilation: float | None) -> Trace:
+def run_once(ready: ReadyPlan, dilation: float | None) -> Trace:
     """Run both directions, in virtual time or in slowed time, and return what all ranks did."""
-    made = EmulatedRun.of(setting, dilation)
+    made = EmulatedRun.of(ready, dilation)
 
     def work(rank: int) -> None:
         for direction in _DIRECTIONS:
@@ -285,8 +285,8 @@ def run_once(setting: ReadyPlan, dilation: float | None) -> Trace:
 
 def emulate_once(plan: Plan, *, overlap: bool = True) -> Trace:
     """Run a plan in virtual time; like `emulate_plan`, without the host's share."""
-    setting = ReadyPlan.of(plan, overlap=overlap)
-    return run_once(setting, None)
+    ready = ReadyPlan.of(plan, overlap=overlap)
+    return run_once(ready, None)
 
 
 def held_by_hosts(trace: Trace, host_ns: dict[Direction, int], devices: int) -> Trace:
