@@ -135,7 +135,8 @@ docs: setup-dev $(NODE_BIN) ## the documents as a site in build/site, with the p
 	$(WITH_NODE) $(BIN)/python docs/site/build_site.py $(ARGS)
 
 vsix: setup-dev $(NODE_BIN) ## the extension for VS Code, packed and its parts tested: dist/dcpm.vsix
-	mkdir -p dist
+	mkdir -p dist grammar/editors/vscode/syntaxes
+	$(BIN)/python -m dcp_grammar.textmate > grammar/editors/vscode/syntaxes/dcpm.tmLanguage.json
 	cd grammar/editors/vscode && $(WITH_NODE) npm ci --ignore-scripts --no-audit --no-fund && cp ../../../LICENSE . \
 	  && $(WITH_NODE) npm run -s bundle && $(WITH_NODE) npm run -s package -- --out ../../../dist/dcpm.vsix; \
 	  status=$$?; rm -f LICENSE; exit $$status

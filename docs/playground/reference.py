@@ -16,6 +16,7 @@ from statements import SampleFrame, statement_of
 
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import laid_statements
+from dcp_dsl.elaboration.rising import RISING_FUNCTIONS
 
 if TYPE_CHECKING:
     from dcp_dsl.core.mask import Mask
@@ -30,7 +31,6 @@ COMPARE = {
 ARITHMETIC = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv,
     "%": operator.mod, "min": min, "max": max,
-    "exp2": lambda x, _: nodes.power("exp2", x), "log2": lambda x, _: nodes.power("log2", x),
 }  # fmt: skip
 
 
@@ -44,6 +44,13 @@ def reads_query(node: nodes.Node) -> bool:
 def n_is_query(node: nodes.Node) -> bool:
     """Return whether a node is the position of the query."""
     return isinstance(node, nodes.Pos) and node.side == "q"
+
+
+def rise(name: str, value: Values) -> Values:
+    """Return a rising function of a number, undefined where the number or the function is."""
+    if isinstance(value, list):
+        return [None if x is None else RISING_FUNCTIONS[name].at(x) for x in value]
+    return None if value is None else RISING_FUNCTIONS[name].at(value)
 
 
 class Reference:
@@ -213,14 +220,20 @@ class Reference:
             case nodes.Outside(levels, inner):
                 return self.outside(levels, inner, q)
             case nodes.Arithmetic(op, left, right):
-                divisor = self.number(right, q)
-                is_bad = isinstance(divisor, int) and divisor < 1 and nodes.is_fixed(right)
-                if is_bad and op in ("//", "%"):
-                    raise Refused("a number is divided by something below 1")
-                return self.arithmetic(op, self.number(left, q), divisor)
+                return self.arithmetic(op, self.number(left, q), self.divisor(op, right, q))
+            case nodes.Rising(name, inner):
+                return rise(name, self.number(inner, q))
             case nodes.Lookup(table, fact, at):
                 return self.look_up(self.facts(table, fact), at, q)
         raise AssertionError(f"no number on a sample: {type(node).__name__}")
+
+    def divisor(self, op: str, node: nodes.Number, q: int) -> Values:
+        """Return the right side of an operation; a divisor of all pairs is at least 1."""
+        value = self.number(node, q)
+        is_fixed = op in ("//", "%") and nodes.is_fixed(node)
+        if is_fixed and isinstance(value, int) and value < 1:
+            raise Refused("a number is divided by something below 1")
+        return value
 
     def constant(self, node: nodes.Number) -> int:
         """Return a number that depends on no position."""
@@ -316,6 +329,9 @@ class Reference:
                 a, b = self.of_instance(left, i), self.of_instance(right, i)
                 is_nothing = a is None or b is None or (op in ("//", "%") and b == 0)
                 return None if is_nothing else ARITHMETIC[op](a, b)
+            case nodes.Rising(name, inner):
+                found = rise(name, self.of_instance(inner, i))
+                return found if isinstance(found, int) else None
         value = self.number(node, 0)
         return value if isinstance(value, int) else None
 

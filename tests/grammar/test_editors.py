@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -41,9 +43,12 @@ def test_functions_and_types_are_those_of_the_checker():
     assert {*words_of("type"), "mask"} == PARAM_KINDS.keys()
 
 
-def test_the_textmate_grammar_of_the_extension_is_the_one_the_table_gives():
-    stored = json.loads((VSCODE / "syntaxes" / "dcpm.tmLanguage.json").read_text())
-    assert stored == textmate_grammar(), "write it anew: python -m dcp_grammar.textmate"
+def test_the_module_prints_the_textmate_grammar_that_make_packs_into_the_extension():
+    command = [sys.executable, "-m", "dcp_grammar.textmate"]
+    printed = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    assert json.loads(printed) == textmate_grammar()
+    (target,) = re.findall(r"-m dcp_grammar.textmate > (\S+)", (ROOT / "Makefile").read_text())
+    assert (ROOT / target).relative_to(VSCODE).as_posix() == "syntaxes/dcpm.tmLanguage.json"
 
 
 def textmate_scopes(line):
@@ -108,7 +113,8 @@ def test_the_extension_names_files_that_are_there():
     assert grammar["scopeName"] == textmate_grammar()["scopeName"]
     assert package["main"] == "./dist/extension.js"  # `make vsix` bundles it
     assert package["scripts"]["bundle"].startswith("esbuild extension.js --bundle")
-    for name in ("extension.js", language["configuration"], grammar["path"], "README.md"):
+    assert grammar["path"] == "./syntaxes/dcpm.tmLanguage.json"
+    for name in ("extension.js", language["configuration"], "README.md"):
         assert (VSCODE / name).is_file(), name
     command = package["contributes"]["configuration"]["properties"]["dcpm.command"]["default"]
     assert command == ["dcpm", "lsp"]

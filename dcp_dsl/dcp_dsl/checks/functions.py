@@ -5,6 +5,7 @@ from functools import partial, reduce
 from typing import NamedTuple
 
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.rising import RISING_FUNCTIONS
 
 
 class NumberFunction(NamedTuple):
@@ -36,11 +37,9 @@ def _clamp(numbers: Sequence[nodes.Number], place: nodes.Place) -> nodes.Number:
     return _extreme("min", (_extreme("max", (x, low), place), high), place)
 
 
-def _of_one(
-    op: nodes.Operation, numbers: Sequence[nodes.Number], place: nodes.Place
-) -> nodes.Number:
+def _rising(name: str, numbers: Sequence[nodes.Number], place: nodes.Place) -> nodes.Number:
     (x,) = numbers
-    return nodes.Arithmetic(op, x, x, place=place)
+    return nodes.Rising(name, x, place=place)
 
 
 NUMBER_FUNCTIONS = {
@@ -48,7 +47,6 @@ NUMBER_FUNCTIONS = {
     "min": NumberFunction(2, 9, partial(_extreme, "min")),
     "max": NumberFunction(2, 9, partial(_extreme, "max")),
     "clamp": NumberFunction(3, 3, _clamp),
-    "exp2": NumberFunction(1, 1, partial(_of_one, "exp2")),
-    "log2": NumberFunction(1, 1, partial(_of_one, "log2")),
+    **{name: NumberFunction(1, 1, partial(_rising, name)) for name in RISING_FUNCTIONS},
 }
 """Functions of numbers by name."""

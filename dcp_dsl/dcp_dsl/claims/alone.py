@@ -183,9 +183,7 @@ class _Alone:
     def number(self, node: nodes.Number) -> nodes.Number:
         """Rewrite a number."""
         match node:
-            case nodes.Const() | nodes.RowColumn():
-                return node
-            case nodes.Free(_, type="tokens" | "int"):
+            case nodes.Const() | nodes.RowColumn() | nodes.Free(_, type="tokens" | "int"):
                 return node
             case nodes.Pos() if not self.has_joins:
                 return nodes.Lookup(self.whole, "path" if self.is_tree else "pos", node)
@@ -194,6 +192,9 @@ class _Alone:
             case nodes.Arithmetic(op, left, right):
                 found = self.number(left), self.number(right)
                 return node if found == (left, right) else nodes.Arithmetic(op, *found)
+            case nodes.Rising(name, inner):
+                number = self.number(inner)
+                return node if number is inner else nodes.Rising(name, number)
             case nodes.Lookup(nodes.TokenColumn(segment=None), _, nodes.Pos()):
                 return node
             case nodes.Lookup(nodes.Laid(statement), "path", nodes.Pos()) if self.is_tree:

@@ -12,6 +12,7 @@ from dcp_dsl.arrays import Bools
 from dcp_dsl.core.columns import Column, read_instances, read_row
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.rising import RISING_FUNCTIONS
 
 _COMPARE = {"<": lt, "<=": le, ">": gt, ">=": ge, "==": eq, "!=": ne}
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -58,9 +59,10 @@ class _Condition:
                 return read_row(name, self.columns), True
             case nodes.Lookup(nodes.TokenColumn() as column):
                 return read_instances(column, self.columns, self.own), True
-            case nodes.Arithmetic("exp2" | "log2" as op, left):
-                values, known = self.number(left)
-                powers = [nodes.power(op, int(x)) for x in np.broadcast_to(values, len(self.own))]
+            case nodes.Rising(name, inner):
+                values, known = self.number(inner)
+                rising = RISING_FUNCTIONS[name]
+                powers = [rising.at(int(x)) for x in np.broadcast_to(values, len(self.own))]
                 numbers = np.array([power or 0 for power in powers], np.int64)
                 return numbers, known & np.array([power is not None for power in powers], np.bool_)
             case nodes.Arithmetic(op, left, right):

@@ -5,6 +5,7 @@ import numpy as np
 from dcp_dsl.arrays import Ints
 from dcp_dsl.core.frame import Frame
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.rising import RISING_FUNCTIONS
 from dcp_dsl.symbolic.intervals import Interval
 from dcp_dsl.symbolic.terms import NotSeparable
 
@@ -23,7 +24,7 @@ def by_distance(node: nodes.Compare, frame: Frame) -> list[tuple[int, int]] | No
         NotSeparable: if there are too many runs.
     """
     inner = nodes.walk(node)
-    if not any(isinstance(n, nodes.Arithmetic) and n.op in ("exp2", "log2") for n in inner):
+    if not any(isinstance(n, nodes.Rising) for n in inner):
         return None
     most = int((frame.cells.end - frame.cells.start).max())
     distances = np.arange(1 - most, most)
@@ -50,4 +51,7 @@ def _bound(node: nodes.Number, distances: Ints, frame: Frame) -> Interval | None
                 frame.divisor(right)
             found = _bound(left, distances, frame), _bound(right, distances, frame)
             return None if found[0] is None or found[1] is None else found[0].combine(op, found[1])
+        case nodes.Rising(name, inner):
+            value = _bound(inner, distances, frame)
+            return None if value is None else value.rise(RISING_FUNCTIONS[name])
     return None

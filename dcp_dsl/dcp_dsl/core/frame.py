@@ -18,8 +18,9 @@ from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.sample import Rectangle
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import show_segment
+from dcp_dsl.elaboration.rising import RISING_FUNCTIONS
 from dcp_dsl.errors import Budget, DatasetError
-from dcp_dsl.symbolic.intervals import Interval
+from dcp_dsl.symbolic.intervals import UNBOUNDED, Interval
 from dcp_dsl.symbolic.piecewise import Piecewise, limit_pieces
 from dcp_dsl.symbolic.terms import (
     Cyclic,
@@ -39,8 +40,7 @@ from dcp_dsl.symbolic.terms import (
 )
 from dcp_dsl.syntax import ast
 
-MAX_STEPS = 2**16  # different values of a power, token by token
-_ONE = Interval.constant(1)  # `exp2` and `log2` have no second number
+MAX_STEPS = 2**16  # different values of a rising function, token by token
 STEPS_PER_NODE = 250  # cost of a node beside its pieces or slabs
 
 
@@ -148,6 +148,8 @@ class Frame:
                 return self.up(levels).number(inner)
             case nodes.Arithmetic():
                 return self.arithmetic(node)
+            case nodes.Rising(_, inner):
+                return self.rising(node, self.number(inner))
             case nodes.Lookup(table, fact, at):
                 return self.look_up(self.table(table, fact), at)
         raise AssertionError(f"no number on a sample: {type(node).__name__}")
@@ -181,8 +183,6 @@ class Frame:
         """Evaluate ``left op right``."""
         left, right = self.number(node.left), self.number(node.right)
         match node.op:
-            case "exp2" | "log2":
-                return self.power(node, left)
             case "+":
                 return bounded(add(left, right, self.num_tokens))
             case "-":
@@ -201,28 +201,31 @@ class Frame:
             return bounded(scale(left, self.constant(node.right)))
         return self.divide(left, node.op, self.divisor(node.right))
 
-    def power(self, node: nodes.Arithmetic, value: NumberValue) -> NumberValue:
-        """Return a power or logarithm of a number of one token, or of none.
+    def rising(self, node: nodes.Rising, value: NumberValue) -> NumberValue:
+        """Return a rising function of a number of one token, or of none.
 
         Raises:
             NotSeparable: for others; `by_distance` and bounds decide them.
             TooManyPieces: if it has too many values.
         """
+        rising = RISING_FUNCTIONS[node.name]
         if isinstance(value, Term):
             function, is_of_k = value.single()
-            own = Interval.exact(*function.at(np.arange(self.num_tokens))).combine(node.op, _ONE)
+            own = Interval.exact(*function.at(np.arange(self.num_tokens))).rise(rising)
             is_new = (np.diff(own.low) != 0) | np.diff(own.surely)
             starts = np.append(0, np.flatnonzero(is_new) + 1)
-            limit_pieces(len(starts), MAX_STEPS, "values of a power")
+            limit_pieces(len(starts), MAX_STEPS, f"values of `{node.name}`")
             flat = np.zeros(len(starts), np.int64)
             values = Piecewise(self.num_tokens, starts, own.low[starts], flat, own.surely[starts])
             return Term.of(values, is_of_k=is_of_k)
         if not isinstance(value, int):
             raise NotSeparable
-        found = nodes.power(node.op, value)
+        found = rising.at(value)
         if found is None:
-            hint = f"`exp2` takes 0 to {nodes.MAX_EXPONENT}, `log2` 1 and more"
-            node.place.fail("E111", f"`{node.op}` of {value} is nothing", hint)
+            least, most = rising.least, rising.most
+            to = f"to {most}" if most < UNBOUNDED else "and more"
+            hint = f"`{node.name}` takes {least} {to}"
+            node.place.fail("E111", f"`{node.name}` of {value} is nothing", hint)
         return found
 
     def divisor(self, node: nodes.Number) -> int:

@@ -15,6 +15,7 @@ from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.rising import RISING_FUNCTIONS
 from dcp_dsl.errors import OverBudget
 from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form
@@ -162,7 +163,8 @@ class Predicate:
         """Return a function that bounds a number by its symbolic form; None if it has none."""
         if isinstance(node, nodes.Pos):
             return _of_token(self.frame.position(), node.side)
-        is_leaf = not isinstance(node, nodes.Arithmetic | nodes.Lookup | nodes.Outside)
+        has_parts = (nodes.Arithmetic, nodes.Rising, nodes.Lookup, nodes.Outside)
+        is_leaf = not isinstance(node, has_parts)
         if not (self.is_symbolic or is_leaf):
             return None
         try:
@@ -177,10 +179,13 @@ class Predicate:
                 # a divisor of the same value for all pairs must be at least 1, here as in `Frame`
                 if op in ("//", "%") and nodes.is_fixed(right):
                     self.frame.divisor(right)
-                if op in ("exp2", "log2") and nodes.is_fixed(left):
-                    self.frame.constant(node)
                 a, b = self.number(left), self.number(right)
                 return lambda grid: a(grid).combine(op, b(grid))
+            case nodes.Rising(name, inner):
+                if nodes.is_fixed(inner):
+                    self.frame.constant(node)
+                of = self.number(inner)
+                return lambda grid: of(grid).rise(RISING_FUNCTIONS[name])
             case nodes.Outside(levels, inner):
                 home = self
                 for _ in range(levels):

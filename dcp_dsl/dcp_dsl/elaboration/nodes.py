@@ -15,7 +15,7 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
 
 Side: TypeAlias = Literal["q", "k"]
-Operation: TypeAlias = Literal["+", "-", "*", "//", "%", "min", "max", "exp2", "log2"]
+Operation: TypeAlias = Literal["+", "-", "*", "//", "%", "min", "max"]
 Fact: TypeAlias = Literal[
     "number", "start", "end", "len", "pos", "count", "path", "rank", "last_rank"
 ]
@@ -108,14 +108,19 @@ class Lookup(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arithmetic(Node):
-    """``left op right``, the smaller or the larger of both.
-
-    `exp2` and `log2` are functions of the left number, which stands on both sides.
-    """
+    """``left op right``, the smaller or the larger of both."""
 
     op: Operation
     left: "Number"
     right: "Number"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rising(Node):
+    """A function of a number, by its name in `RISING_FUNCTIONS`."""
+
+    name: str
+    of: "Number"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -134,17 +139,9 @@ class Free(Node):
     type: str
 
 
-Number: TypeAlias = Const | Pos | Length | Count | RowColumn | Lookup | Arithmetic | Outside | Free
-
-
-MAX_EXPONENT = 30  # of `exp2`: a product of two stays within int64
-
-
-def power(op: Operation, value: int) -> int | None:
-    """Return ``exp2(value)`` or ``log2(value)``; None where it is undefined."""
-    if op == "exp2":
-        return 2**value if 0 <= value <= MAX_EXPONENT else None
-    return value.bit_length() - 1 if value >= 1 else None
+Number: TypeAlias = (
+    Const | Pos | Length | Count | RowColumn | Lookup | Arithmetic | Rising | Outside | Free
+)
 
 
 def negated(number: Number) -> Number:
@@ -312,7 +309,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return item, at, table
         case Arithmetic(_, left, right) | Compare(_, left, right):
             return left, right
-        case Outside(_, inner) | Not(inner):
+        case Outside(_, inner) | Rising(_, inner) | Not(inner):
             return (inner,)
         case And(items) | Or(items):
             return items

@@ -164,7 +164,7 @@ def _is_layout(segment: nodes.Segment) -> bool:
 def _places(number: nodes.Number) -> set[nodes.Side]:
     """Return the sides whose positions a number is computed from; borders are positions."""
     match number:
-        case nodes.Arithmetic("*" | "//" | "%" | "exp2" | "log2"):  # no place any more
+        case nodes.Arithmetic("*" | "//" | "%"):  # no place any more
             return set()
         case nodes.Pos(side):
             return {side}
@@ -402,8 +402,8 @@ def show_number(node: nodes.Number, level: int = 0) -> str:
     match node:
         case nodes.Const(value):
             return format_number(value)
-        case nodes.Pos(side):
-            return side
+        case nodes.Pos(text) | nodes.Free(text):
+            return text
         case nodes.Length():
             return "len"
         case nodes.Count(segment):
@@ -415,15 +415,14 @@ def show_number(node: nodes.Number, level: int = 0) -> str:
             return read if fact == "number" else f"{read}.{fact}"
         case nodes.Outside(levels, value):
             return f"out({levels}, {show_number(value)})"
-        case nodes.Free(name):
-            return name
         case nodes.Arithmetic(op, left, right) if op in _LEVELS:
             tight = _LEVELS[op]
             # Operators group from the left, so the right side binds more tightly.
             text = f"{show_number(left, tight)} {op} {show_number(right, tight + 1)}"
             return f"({text})" if tight < level else text
-    numbers = (node.left,) if node.op in ("exp2", "log2") else (node.left, node.right)
-    return f"{node.op}({', '.join(map(show_number, numbers))})"
+        case nodes.Rising(name, inner):
+            return f"{name}({show_number(inner)})"
+    return f"{node.op}({show_number(node.left)}, {show_number(node.right)})"
 
 
 def show_segment(node: nodes.Segment | nodes.TokenColumn) -> str:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import condition_at, show_mask
+from dcp_dsl.elaboration.rising import RISING_FUNCTIONS
 from dcp_dsl.errors import Budget, OverBudget
 from dcp_dsl.proof.numbers import (
     Facts,
@@ -176,14 +177,11 @@ class Evaluation:
                 result = self.arithmetic(op, a.value, b.value)
                 defined = [a.is_defined, b.is_defined]
                 # Dividing by 0 is undefined, not an error, so a comparison with it is false.
-                if op in ("exp2", "log2"):
-                    least = 0 if op == "exp2" else 1
-                    defined.append(self.facts.compare(a.value, ">=", Sum((), least)))
-                if op == "exp2":
-                    defined.append(self.facts.compare(a.value, "<=", Sum((), nodes.MAX_EXPONENT)))
                 if op in ("//", "%") and _may_be_zero(right):
                     defined.append(self.facts.compare(b.value, "!=", Sum((), 0)))
                 return PartialNumber(result, all_of(defined))
+            case nodes.Rising(name, inner):
+                return self.rising(name, self.number(inner))
             case nodes.Lookup(table, fact, at):
                 return self.look_up(table, fact, self.place(at))
         if isinstance(node, nodes.Free) and node.type == "pos":
@@ -220,7 +218,7 @@ class Evaluation:
         match op:
             case "+" | "-":
                 return a.plus(b, 1 if op == "+" else -1)
-            case "min" | "max" | "exp2" | "log2":
+            case "min" | "max":
                 return self.extreme(op, a, b)
             case "//":
                 return divide(a, b, self.facts)
@@ -237,12 +235,20 @@ class Evaluation:
                 values = (0, ranges[1][1] - 1)
         return self.facts.opaque(op, (a, b), values)
 
+    def rising(self, name: str, of: PartialNumber) -> PartialNumber:
+        """Return a rising function of a number, which is defined where the function is."""
+        function, value = RISING_FUNCTIONS[name], of.value
+        values = function.of(function.least), function.of(function.most)
+        is_rising = self.facts.is_rising(value)
+        result = self.facts.opaque(name, (value,), values, is_rising=is_rising)
+        inside = (
+            self.facts.compare(value, ">=", Sum((), function.least)),
+            self.facts.compare(value, "<=", Sum((), function.most)),
+        )
+        return PartialNumber(result, all_of([of.is_defined, *inside]))
+
     def extreme(self, op: nodes.Operation, a: Sum, b: Sum) -> Sum:
-        """Return the smaller or the larger of two sums; or the power or logarithm of the first."""
-        if op in ("exp2", "log2"):
-            most = 2**nodes.MAX_EXPONENT if op == "exp2" else INFINITE
-            least, is_rising = 1 if op == "exp2" else 0, self.facts.is_rising(a)
-            return self.facts.opaque(op, (a,), (least, most), is_rising=is_rising)
+        """Return the smaller or the larger of two sums."""
         low, high = self.facts.range_of(a.plus(b, -1))
         if low >= 0 or high <= 0:
             return a if (low >= 0) == (op == "max") else b

@@ -12,12 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.rising import RisingFunction
 from dcp_dsl.errors import Budget
 from dcp_dsl.symbolic.piecewise import Piecewise
 from dcp_dsl.symbolic.terms import COMPARISONS, Cyclic, Extreme, NumberValue, Quotient, Term
 
-_POWERS = 2 ** np.arange(62)
 UNBOUNDED = 2**62  # where nothing is defined; far above MAX_VALUE, and its negative is an int64
 STEPS_PER_NODE = 2**13  # cost of bounding a number, beside that of its blocks
 
@@ -68,12 +67,6 @@ class Interval:
                 return self._rising(other._negated(), np.add)
             case "*":
                 return self._corners(other, np.multiply)
-            case "exp2":
-                return self._rising_from(0, nodes.MAX_EXPONENT, lambda x: np.left_shift(1, x))
-            case "log2":
-                return self._rising_from(
-                    1, UNBOUNDED, lambda x: np.searchsorted(_POWERS, x, side="right") - 1
-                )
         return self._divided(op, other)
 
     def _rising(self, other: "Interval", operation: Callable[[Any, Any], Any]) -> "Interval":
@@ -85,14 +78,16 @@ class Interval:
         high = operation(self.high, other.high)
         return Interval(low, high, surely, self.possibly & other.possibly)
 
-    def _rising_from(self, least: int, most: int, operation: Callable[[Any], Any]) -> "Interval":
-        """Apply a function that rises from `least` to `most` and is undefined elsewhere."""
+    def rise(self, function: RisingFunction) -> "Interval":
+        """Return the function of the number, undefined where the function is."""
+        least, most = function.least, function.most
         surely = self.surely & (self.low >= least) & (self.high <= most)
-        low = operation(np.clip(self.low, least, most))
+        low = function.of_all(np.clip(self.low, least, most))
         if self.is_exact:
             return Interval.exact(low, surely)
         possibly = self.possibly & (self.high >= least) & (self.low <= most)
-        return Interval(low, operation(np.clip(self.high, least, most)), surely, possibly)
+        high = function.of_all(np.clip(self.high, least, most))
+        return Interval(low, high, surely, possibly)
 
     def _negated(self) -> "Interval":
         low = -self.high
