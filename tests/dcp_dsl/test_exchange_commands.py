@@ -6,12 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dsl.cli import dcpm
-from dcp_dsl.interchange import formats
 from dcp_dsl.interchange.names import FORMATS, READABLE
-
-
-def test_formats_that_are_read_are_those_that_say_so():
-    assert tuple(formats.READERS) == READABLE
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dcp_dsl.commands import options
-from dcp_dsl.interchange.names import FORMATS, MEANINGS, READABLE
+from dcp_dsl.interchange.names import FORMATS, READABLE
 
 if TYPE_CHECKING:
     from dcp_dsl.forms.algebra import MaskComparison
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 SCHEMA_EXPORT = "dcp.exported/1"
 _FORMATS = ", ".join(
-    f"{' and '.join(names)} ({meaning})" for meaning, names in groupby(FORMATS, MEANINGS.get)
+    f"{' and '.join(names)} ({meaning})"
+    for meaning, names in groupby(FORMATS, lambda name: FORMATS[name].meaning)
 )
 
 
@@ -31,7 +32,7 @@ _FORMATS = ", ".join(
 )
 @click.argument("spec", required=False)
 @options.mask_options
-@click.option("--format", "name", type=click.Choice(FORMATS), required=True,
+@click.option("--format", "name", type=click.Choice(tuple(FORMATS)), required=True,
               help="Format to write; see above.")  # fmt: skip
 @click.option(
     "--out",

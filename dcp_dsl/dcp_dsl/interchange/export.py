@@ -46,7 +46,7 @@ class Export:
     source: str = ""
 
     def __post_init__(self) -> None:
-        if self.format not in FORMATS:
+        if self.format not in tuple(FORMATS):  # what a file says may not be hashable
             raise ExchangeError(
                 f"expected a format out of {', '.join(FORMATS)}, got {self.format!r}"
             )

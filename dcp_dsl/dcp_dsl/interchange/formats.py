@@ -1,31 +1,15 @@
 """Write and read masks in all formats, by the format's name."""
 
 from dataclasses import replace
+from importlib import import_module
+from typing import Any
 
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.conversion import square_slabs
 from dcp_dsl.forms.form import CrossForm, Form
 from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.interchange.block_sparse import to_flash4, to_flex
 from dcp_dsl.interchange.export import Export, ExportConfig
-from dcp_dsl.interchange.lines import (
-    from_dcp,
-    from_dense,
-    from_flashmask,
-    to_dcp,
-    to_dense,
-    to_flashmask,
-)
-from dcp_dsl.interchange.names import FORMATS
-from dcp_dsl.interchange.slices import from_magi, to_magi, to_varlen
-
-_PLAIN = {
-    "dense": to_dense, "dcp": to_dcp, "flashmask": to_flashmask, "magi": to_magi,
-    "varlen": to_varlen,
-}  # fmt: skip
-_OF_ONE_SEQUENCE = ("dcp", "flashmask")
-_BLOCKED = {"flex": to_flex, "flash4": to_flash4}
-READERS = {"dense": from_dense, "dcp": from_dcp, "flashmask": from_flashmask, "magi": from_magi}
+from dcp_dsl.interchange.names import FORMATS, READABLE
 
 
 def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> Export:
@@ -46,18 +30,26 @@ def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> 
     >>> export_mask(causal, "flashmask").arrays["startend_row_indices"].ravel().tolist()
     [3, 3, 3]
     """
-    if format not in FORMATS:
+    if format not in tuple(FORMATS):
         raise ExchangeError(f"expected a format out of {', '.join(FORMATS)}, got {format!r}")
-    if isinstance(mask, CrossForm) and format in _OF_ONE_SEQUENCE:
+    if isinstance(mask, CrossForm) and not FORMATS[format].may_cross:
         raise ExchangeError(
             f"{format}: expected a mask of one sequence, got {mask.num_tokens} queries and "
-            f"{mask.num_kv} keys of another; use `flex`, `magi`, `varlen` or `dense`"
+            f"{mask.num_kv} keys of another; use one of "
+            f"{', '.join(name for name, each in FORMATS.items() if each.may_cross)}"
         )
-    if format in _BLOCKED:
-        found = _BLOCKED[format](mask, config or ExportConfig())
+    write = _function("to", format)
+    if FORMATS[format].has_blocks:
+        found: Export = write(mask, config or ExportConfig())
     else:
-        found = _PLAIN[format](square_slabs(mask))
+        found = write(square_slabs(mask))
     return _cut(found, mask) if isinstance(mask, CrossForm) else found
+
+
+def _function(way: str, format: str) -> Any:  # Any: `to_` and `from_` differ in what they take
+    """Return `to_NAME` or `from_NAME` of a format."""
+    module = import_module(f"dcp_dsl.interchange.{FORMATS[format].module}")
+    return getattr(module, f"{way}_{format}")
 
 
 def _cut(export: Export, mask: CrossForm) -> Export:
@@ -85,9 +77,9 @@ def import_mask(export: Export) -> Slabs:
     >>> import_mask(Export("dcp", 2, {"attn_mask": [[0, 1], [0, 2]]})).table().tolist()
     [[0, 2, 0, 1, 0, 1]]
     """
-    if export.format not in READERS:
+    if export.format not in READABLE:
         raise ExchangeError(
-            f"{export.format}: can be written but not read; expected one of {', '.join(READERS)}"
+            f"{export.format}: can be written but not read; expected one of {', '.join(READABLE)}"
         )
     if "keys" in export.values:  # `_cut` wrote it; read as a square it would be another mask
         raise ExchangeError(
@@ -95,4 +87,5 @@ def import_mask(export: Export) -> Slabs:
             f"and {export.values['keys']} keys of another: such a mask can be written but not "
             "read; `dcpm diff` compares it with others"
         )
-    return READERS[export.format](export)
+    found: Slabs = _function("from", export.format)(export)
+    return found
