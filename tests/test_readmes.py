@@ -168,12 +168,12 @@ def test_code_of_the_training_pages_runs(tmp_path: Path, run: Run):
     (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith('for "*" having')]
     assert check(spec) == ()
     (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
-    (training,) = blocks("docs/training.md", "python")
+    training, watching = blocks("docs/training.md", "python")
     choices, resuming = blocks("docs/training-data.md", "python")
     (targets,) = blocks("docs/training-targets.md", "python")
-    layers, again, hugging_face = blocks("docs/training-models.md", "python")
-    (stepping,) = blocks("docs/training-parallel.md", "python")
-    (watching,) = blocks("docs/training-runs.md", "python")
+    layers, again = blocks("docs/training-models.md", "python")
+    hugging_face, _ = blocks("docs/adoption-huggingface.md", "python")
+    stepping, _ = blocks("docs/training-parallel.md", "python")
     checks = "assert loss.isfinite()\n"
     same = "assert torch.equal(out, DCPAttn.apply(layers.of(0), q, kv))\n"
     grads = "first = torch.autograd.grad(out.sum(), q)\n"
@@ -227,7 +227,7 @@ def model(tokens, positions, layers):
 
 
 def test_code_for_several_nodes_and_whole_steps_runs(tmp_path: Path, run: Run):
-    (joining,) = blocks("docs/multi-node.md", "python")
+    _, joining = blocks("docs/training-parallel.md", "python")
     joining = joining.replace("dist.init_process_group", "# ")  # the test has one process
     init, rest = joining.rsplit("\nexecutor = DCPExecutor()", 1)
     assert not rest.strip()
