@@ -24,17 +24,8 @@ ALONE = """
 import torch, torch.distributed as dist
 from dcp_dsl import Spec
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-process_group = dist.group.WORLD
 spec = Spec.from_text('for "*" use causal')
 """
-TRAINING = """
-dataset = [{"tokens": list(range(n))} for n in (700, 900)]
-def model(local_data, prepared):
-    q = torch.randn(len(local_data.tokens), 8, 128, requires_grad=True)
-    kv = torch.randn(len(local_data.tokens), 2, 2, 128, requires_grad=True)
-    return DCPAttn.apply(prepared, q, kv).square().mean()
-"""
-ENDING = "dataloader.close(); executor.close(); dist.destroy_process_group()"
 
 
 def blocks(path: str, language: str) -> list[str]:
@@ -59,7 +50,7 @@ def run(start_python: Callable[..., Any]) -> Run:
 
 
 def test_ten_lines_of_the_first_page_run(tmp_path: Path, run: Run):
-    planning, _ = blocks("docs/start.md", "python")
+    (planning,) = blocks("docs/start.md", "python")
     imbalance, seconds = map(float, run(planning, tmp_path).split())
     assert 1 <= imbalance <= 1.4  # the tolerance of the wider search; no cap holds it lower
     assert 0 < seconds < 1
@@ -168,13 +159,14 @@ def test_code_of_the_training_pages_runs(tmp_path: Path, run: Run):
     (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith('for "*" having')]
     assert check(spec) == ()
     (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
-    (training,) = blocks("docs/training.md", "python")
+    training, watching = blocks("docs/training.md", "python")
     choices, resuming = blocks("docs/training-data.md", "python")
     (targets,) = blocks("docs/training-targets.md", "python")
-    layers, again, hugging_face = blocks("docs/training-models.md", "python")
-    (stepping,) = blocks("docs/training-parallel.md", "python")
-    (watching,) = blocks("docs/training-runs.md", "python")
-    checks = "assert loss.isfinite()\n"
+    layers, again = blocks("docs/training-models.md", "python")
+    hugging_face, _ = blocks("docs/adoption-huggingface.md", "python")
+    stepping, _ = blocks("docs/training-parallel.md", "python")
+    (saving,) = blocks("docs/reading-plans.md", "python")
+    checks = f"assert loss.isfinite()\n{saving}"
     same = "assert torch.equal(out, DCPAttn.apply(layers.of(0), q, kv))\n"
     grads = "first = torch.autograd.grad(out.sum(), q)\n"
     same += f"{grads}{again}{grads.replace('first', 'second')}assert torch.equal(*first, *second)\n"
@@ -186,6 +178,8 @@ def test_code_of_the_training_pages_runs(tmp_path: Path, run: Run):
     first += [TARGETS, targets, TARGETS_CHECK]
     parts = [RESUMING, resuming, rest, watching, HUGGING_FACE, hugging_face, logits]
     run("\n".join(first + parts), tmp_path)
+    traces = read_plan(tmp_path / "step.dcpplan").traces
+    assert [trace.source for trace in traces] == ["simulated", "measured"]
 
 
 MIXED_DATA = """
@@ -227,7 +221,7 @@ def model(tokens, positions, layers):
 
 
 def test_code_for_several_nodes_and_whole_steps_runs(tmp_path: Path, run: Run):
-    (joining,) = blocks("docs/multi-node.md", "python")
+    _, joining = blocks("docs/training-parallel.md", "python")
     joining = joining.replace("dist.init_process_group", "# ")  # the test has one process
     init, rest = joining.rsplit("\nexecutor = DCPExecutor()", 1)
     assert not rest.strip()
@@ -241,17 +235,6 @@ executor.close()
 dist.destroy_process_group()
 """
     run("\n".join([init, ALONE, NINE_ROWS, STEP_MODEL, planning.rstrip() + ending]), tmp_path)
-
-
-def test_training_loop_of_the_first_page_runs_and_saves_its_trace(tmp_path: Path, run: Run):
-    planning, training = blocks("docs/start.md", "python")
-    imports, training = training.split("\n\n", 1)
-    (spec,) = [line for line in planning.splitlines() if line.startswith("spec = ")]
-    (saving,) = blocks("docs/reading-plans.md", "python")
-    parts = [imports, ALONE, spec, TRAINING, training, "plan = execution_plan", saving]
-    run("\n".join([*parts, "assert loss.isfinite()", ENDING]), tmp_path)
-    traces = read_plan(tmp_path / "step.dcpplan").traces
-    assert [trace.source for trace in traces] == ["simulated", "measured"]
 
 
 def test_mask_of_the_first_page_is_right():
