@@ -53,10 +53,10 @@ def section(path: Path) -> tuple[str, str]:
     mask, sample = shown(load(path), path.stem)
     picture = Picture.of(mask, sample)
     code = "\n".join(line for line in text.splitlines() if not LEFT_OUT.match(line))
-    caption = "" if mask.call == path.stem else f"\n`{mask.call}`"
+    caption = "" if mask.call == path.stem else f" `{mask.call}`"
     return (
-        f"## {path.stem}\n\n{chr(10).join(comments)}\n\n"
-        f"![{mask.call}](masks/{path.stem}.svg){caption}\n\n"
+        f"## {path.stem}\n\n{textwrap.fill(' '.join(comments), 100)}\n\n"
+        f"![{path.stem}](masks/{path.stem}.svg){caption}\n\n"
         f"```dcpm\n{code}\n```\n"
     ), picture.svg()
 
@@ -81,7 +81,7 @@ def pages(sections: dict[str, str]) -> dict[Path, str]:
     found, lines = {}, []
     for family, (title, names) in FAMILIES.items():
         page = f"masks-{family}.md"
-        said = "[All masks](masks.md), with how to read a picture."
+        said = "[How to read a picture](masks.md)."
         parts = [f"# {title}", said, *(sections[name].rstrip() for name in names.split())]
         found[DOCS / page] = "\n\n".join(parts) + "\n"
         lines += [*textwrap.wrap(f"- [{title}]({page}): {', '.join(names.split())}", 100,
