@@ -43,6 +43,11 @@ LEFT_OUT = re.compile(
     r"#|sample tiny\(len = \d+\)|check .* (total|lookback|implies .*)$|check \S+ total on"
 )
 """Lines of a file that its page leaves out: the definition says what they claim."""
+CITED = re.compile(
+    r" \((?:[A-Z]\w+(?: et al\.| AI)?,? )?20\d\d(?:, arXiv [\d.]+)?(?:, Sec\. [\d.]+)?\)"
+    r"|, arXiv:\d+\.\d+|(?<=\w), \w+ et al\. 20\d\d(?=\))"
+)
+"""Authors and years of a source, which the file names."""
 LIST = re.compile(r"(?<=^<!-- masks -->\n).*?(?=^<!-- /masks -->$)", re.MULTILINE | re.DOTALL)
 
 
@@ -50,12 +55,13 @@ def section(path: Path) -> tuple[str, str]:
     """Return the Markdown of one mask, and its picture as SVG."""
     text = path.read_text(encoding="utf-8")
     comments = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
+    said = CITED.sub("", " ".join(comments))
     mask, sample = shown(load(path), path.stem)
     picture = Picture.of(mask, sample)
     code = "\n".join(line for line in text.splitlines() if not LEFT_OUT.match(line))
     caption = "" if mask.call == path.stem else f" `{mask.call}`"
     return (
-        f"## {path.stem}\n\n{textwrap.fill(' '.join(comments), 100)}\n\n"
+        f"## {path.stem}\n\n{textwrap.fill(said, 100)}\n\n"
         f"![{path.stem}](masks/{path.stem}.svg){caption}\n\n"
         f"```dcpm\n{code}\n```\n"
     ), picture.svg()
