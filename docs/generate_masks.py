@@ -43,6 +43,11 @@ LEFT_OUT = re.compile(
     r"#|sample tiny\(len = \d+\)|check .* (total|lookback|implies .*)$|check \S+ total on"
 )
 """Lines of a file that its page leaves out: the definition says what they claim."""
+CITED = re.compile(
+    r" \((?:[A-Z]\w+(?: et al\.| AI)?,? )?20\d\d(?:, arXiv [\d.]+)?(?:, Sec\. [\d.]+)?\)"
+    r"|, arXiv:\d+\.\d+|(?<=\w), \w+ et al\. 20\d\d(?=\))"
+)
+"""Authors and years of a source, which the file names."""
 LIST = re.compile(r"(?<=^<!-- masks -->\n).*?(?=^<!-- /masks -->$)", re.MULTILINE | re.DOTALL)
 
 
@@ -50,13 +55,14 @@ def section(path: Path) -> tuple[str, str]:
     """Return the Markdown of one mask, and its picture as SVG."""
     text = path.read_text(encoding="utf-8")
     comments = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
+    said = CITED.sub("", " ".join(comments))
     mask, sample = shown(load(path), path.stem)
     picture = Picture.of(mask, sample)
     code = "\n".join(line for line in text.splitlines() if not LEFT_OUT.match(line))
-    caption = "" if mask.call == path.stem else f"\n`{mask.call}`"
+    caption = "" if mask.call == path.stem else f" `{mask.call}`"
     return (
-        f"## {path.stem}\n\n{chr(10).join(comments)}\n\n"
-        f"![{mask.call}](masks/{path.stem}.svg){caption}\n\n"
+        f"## {path.stem}\n\n{textwrap.fill(said, 100)}\n\n"
+        f"![{path.stem}](masks/{path.stem}.svg){caption}\n\n"
         f"```dcpm\n{code}\n```\n"
     ), picture.svg()
 
@@ -81,7 +87,7 @@ def pages(sections: dict[str, str]) -> dict[Path, str]:
     found, lines = {}, []
     for family, (title, names) in FAMILIES.items():
         page = f"masks-{family}.md"
-        said = "[All masks](masks.md), with how to read a picture."
+        said = "[How to read a picture](masks.md)."
         parts = [f"# {title}", said, *(sections[name].rstrip() for name in names.split())]
         found[DOCS / page] = "\n\n".join(parts) + "\n"
         lines += [*textwrap.wrap(f"- [{title}]({page}): {', '.join(names.split())}", 100,

@@ -11,6 +11,14 @@ DOCUMENTS = {
     for path in ROOT.glob(pattern)
     if not path.relative_to(ROOT).parts[0].startswith(".")
 }
+PACKAGES = (
+    "dcp_dsl/dcp_dsl",
+    "planner/dcp_planner",
+    "runtime/dcp_runtime",
+    "dashboard/dcp_dashboard",
+)
+BASES = [ROOT, *(ROOT / package for package in PACKAGES)]
+"""Paths on the page of frequent changes begin at the repository or in a package."""
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 
@@ -57,8 +65,11 @@ def test_files_and_names_of_frequent_changes_exist():
     page = (ROOT / "docs" / "where-to-change.md").read_text(encoding="utf-8")
     for section in page.split("\n## ")[1:]:
         spans = re.findall(r"`([^`]+)`", section)
-        paths = [ROOT / span for span in spans if re.fullmatch(r"[\w.]+(/[\w.-]+)*/[\w.-]*", span)]
-        assert [path for path in paths if not path.exists()] == []
+        named = [span for span in spans if re.fullmatch(r"[\w.]+(/[\w.-]+)*/?", span)]
+        named = [span for span in named if "/" in span or span.endswith((".py", ".pyi"))]
+        found = {span: [base / span for base in BASES if (base / span).exists()] for span in named}
+        assert [span for span, paths in found.items() if not paths] == []
+        paths = [path for each in found.values() for path in each]
         files = [
             file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])
         ]

@@ -14,7 +14,7 @@ class Segment:
 
 
 class Masks:
-    """Expressions over the names of a text, typed as docs/language/types.md has it."""
+    """Expressions over the names of a text, typed as docs/language/mask.md has it."""
 
     def __init__(self, text: Any) -> None:
         self.text, self.rng, self.pick = text, text.rng, text.rng.choice

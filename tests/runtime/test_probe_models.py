@@ -19,7 +19,7 @@ KINDS = {
     "gemma3_images": torch.tensor([0] * 3 + [1] * 4 + [0] * 5 + [1] * 5 + [0] * 4 + [1] * 2),
 }
 PACKED = dict(
-    re.findall(r"^\| `(\w+)` \| .* \| ([\w ]+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
+    re.findall(r"^stack (\w+) = .*# .*: ([\w ]+)$", PAGE.read_text("utf-8"), re.MULTILINE)
 )
 QUICK = ["gemma2"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in QUICK]
