@@ -1,16 +1,26 @@
-"""`dcpm check` and `dcpm fmt` as a person runs them."""
+"""Commands on masks and texts as a person runs them."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
+from dcp_dsl import Sample, Spec, dense_mask, load
 from dcp_dsl.cli import dcpm
+from dcp_dsl.commands.mask_report import report_mask
+from dcp_dsl.commands.masks import blocks
 from dcp_dsl.commands.texts import check, fmt
+from dcp_dsl.interchange import formats
+from dcp_dsl.interchange.names import FORMATS, READABLE
+from dcp_dsl.syntax.diagnostic_formats import UnknownCodeError, explain_code, explanations
 
 
 @pytest.fixture
@@ -114,3 +124,110 @@ def test_a_mask_asked_for_that_is_none_is_wrong_usage(tmp_path, monkeypatch, run
     result = run(dcpm, *line.split())
     assert "unknown name `nope`" in str(result.exception), result.output
     assert result.exception.exit_code == status
+
+
+# ---- `dcpm blocks`, on every mask of the real specs ----------------------------------------------
+
+
+SPECS = Path(__file__).parents[1] / "fixtures" / "specs"
+COLUMNS = {
+    "question_len": 4, "answer_lens": [3, 0, 1, 2], "demo_lens": [3, 4, 3],
+    "doc_lens": [5, 1, 0, 4], "prefix_len": 3, "text_lens": [3, 1, 0], "image_lens": [2, 0, 4],
+    "prompt_lens": [2, 1], "rollout_lens": [[2, 3], [0, 2]], "prompt_len": 2, "chosen_len": 5,
+    "rejected_len": 3, "passage_lens": [2, 5], "system_len": 3, "chat_lens": [4, 3],
+    "evict": [3, 5, 9, 4, 5, 9, 8, 10, 10, 10],
+    "question length": 3, "文档长度": [4, 3], "for": [-1, 0],
+    "größe": [3, 1, 0, 2, 2, 5, 4, 1, 0, 9], "max distance": 6, "top k": [[0, -1]] * 10,
+    "patch width": [3, 1], "größe # 2": [0, 0, 1, 1, -1, 0, 0, 1, 0, 0],
+}  # fmt: skip
+MASKS = [(path.name, name) for path in sorted(SPECS.glob("*.dcpm")) for name in load(path).masks]
+
+
+@pytest.mark.parametrize(("file", "name"), MASKS)
+def test_blocks_of_every_mask_of_the_specs_add_up(file, name):
+    mask = load(SPECS / file).mask(name)
+    columns = {c: COLUMNS[c] for c in mask.columns}
+    given = json.dumps({**columns, "len": 10})
+    arguments = [str(SPECS / file), "--mask", name, "--sample", given, "--block", "3", "--json"]
+    document = json.loads(CliRunner().invoke(blocks, arguments).stdout)
+    dense = dense_mask(mask, Sample(columns, 10))
+    borders = [0, 3, 6, 9]
+    counts = np.add.reduceat(np.add.reduceat(dense.astype(int), borders, axis=0), borders, axis=1)
+    expected = [[i, j, int(counts[i, j])] for i, j in np.argwhere(counts).tolist()]
+    assert document["blocks"] == expected
+    assert document["pairs"] == dense.sum()
+
+
+# ---- `dcpm export` and `dcpm import`, as typed ---------------------------------------------------
+
+
+def test_formats_that_are_read_are_those_that_say_so():
+    assert tuple(formats.READERS) == READABLE
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("suffix", [".npz", ".json"])
+def test_every_format_is_written_and_read_back_if_it_can_be(tmp_path, monkeypatch, name, suffix):
+    monkeypatch.chdir(tmp_path)
+
+    def run(command):
+        done = CliRunner().invoke(dcpm, [*command.split(), *mask, "--json"])
+        assert done.exit_code == 0, done.output
+        return json.loads(done.stdout)
+
+    mask = ["--mask", "shared_question", "--sample", "question_len = 4, answer_lens = [3, 3, 2]"]
+    run(f"export --format {name} --out mask{suffix} --block 4x8")
+    if name in READABLE:
+        found = run(f"import mask{suffix}")
+        assert (found["equal"], found["format"], found["pairs"]) == (True, name, 10 + 18 + 18 + 11)
+
+
+# ---- `dcpm explain` ------------------------------------------------------------------------------
+
+
+ROOT = Path(__file__).parents[2]
+SPEC = Spec.from_text("""
+segment part = question[question_len] answer[answer_lens]*
+mask shared = causal and (k in question or same(answer))
+@partial mask odd = q - k == 3 or local(3) and q in answer
+""")
+
+
+def test_every_documented_code_is_explained():
+    pages = sorted((ROOT / "docs").glob("diagnostics-*.md"))
+    titles = [t for p in pages for t in re.findall(r"^## ([A-Z]\d{3}) ", p.read_text(), re.M)]
+    assert sorted(explanations()) == sorted(titles)
+
+
+def test_an_unknown_code_is_told_the_closest_one():
+    with pytest.raises(UnknownCodeError, match="no code `E0041`; did you mean `E004`"):
+        explain_code("E0041")
+
+
+CALLS = ["shared", "odd", "full", "streaming(2, 3)", "dilated(6, 2)", "strided(3)"]
+
+
+@given(st.sampled_from(CALLS), st.integers(1, 30), st.integers(1, 9))
+def test_counts_are_those_of_the_dense_mask(call, length, block):
+    mask = SPEC.mask(call)
+    sample = Sample({"question_len": length // 3, "answer_lens": [length - length // 3]}, length)
+    report, dense = report_mask(mask, sample, block, 64), dense_mask(mask, sample)
+    size = -(-length // block)
+    padded = np.zeros((size * block, size * block), int)
+    padded[:length, :length] = dense
+    tiles = padded.reshape(size, block, size, block).sum(axis=(1, 3))
+    edges = np.minimum(np.arange(size) * block + block, length) - np.arange(size) * block
+    areas = np.outer(edges, edges)
+    assert report.pairs == dense.sum()
+    assert report.widest_row == dense.sum(axis=1).max()
+    assert report.blocks == size * size
+    assert report.full_blocks == (tiles == areas).sum()
+    assert report.partial_blocks == ((tiles > 0) & (tiles < areas)).sum()
+    assert report.fill == pytest.approx(dense.sum() / max(1, areas[tiles > 0].sum()))
+    assert report.flops_per_head == 2 * 2 * 64 * dense.sum()
+    assert report.density == pytest.approx(dense.mean())
+
+
+def test_long_masks_are_counted_without_looking_at_tokens():
+    report = report_mask(SPEC.mask("streaming(64, 4k)"), Sample(length=1 << 20), 512, 64)
+    assert (report.widest_row, report.blocks) == (4160, 2048**2)

@@ -1,11 +1,23 @@
-"""Segments made of others: instances with some columns, and those of several segments."""
+"""What a text derives: segments made of others, constants, powers."""
 
 import numpy as np
 import pytest
 from second_oracle import dense
 
-from dcp_dsl import DatasetError, Sample, Spec, check, check_report, dense_mask, token_paths
+from dcp_dsl import (
+    DatasetError,
+    Sample,
+    Spec,
+    SpecError,
+    check,
+    check_report,
+    dense_mask,
+    load,
+    token_paths,
+)
 from dcp_dsl.language_server.completion import complete_at
+from dcp_dsl.language_server.document import Document
+from dcp_dsl.language_server.names import rename
 from dcp_dsl.syntax.diagnostics import fix_text
 from dcp_dsl.syntax.source import format_source
 
@@ -153,3 +165,136 @@ def test_the_formatter_leaves_brackets_around_several_segments_and_conditions():
         "segment s = span where (kind + 1) * 2 > 3 or not (kind == 1)\nmask a = k in (s or span)\n"
     )
     assert format_source(text) == wanted
+
+
+# ---- `let name = value` --------------------------------------------------------------------------
+
+
+TEXT = """let window = size * 2 - 1
+let size = 3 - 1
+segment part = head[size] body[lens]*
+segment tile = every size in part
+mask near(w: tokens = window) = causal and q - k < w
+mask a = near and (same(tile) or near(size)) or q == k and k < -least
+let least = -3
+stack two = 2 of near(size), causal
+"""
+
+
+def test_constants_stand_in_layouts_tiles_defaults_and_arguments():
+    sample = Sample({"lens": [2, 3]}, 7)
+    found = dense_mask(Spec.from_text(TEXT).mask("a"), sample)
+    plain = TEXT.replace("window = size * 2 - 1", "gone = 1").replace("size]", "2]")
+    plain = plain.replace("every size", "every 2").replace("window", "3").replace("(size)", "(2)")
+    plain = plain.replace("-least", "3")
+    np.testing.assert_array_equal(found, dense_mask(Spec.from_text(plain).mask("a"), sample))
+    np.testing.assert_array_equal(found, dense(TEXT, sample.columns, 7))
+
+
+def test_a_call_from_outside_and_a_stack_know_them():
+    spec = Spec.from_text(TEXT)
+    assert spec.mask("near(window)").bind(Sample({"lens": [2, 3]}, 7)).num_pairs == 18
+    assert [mask.call for mask in spec.stack("two").masks] == ["near(w = 2)", "causal"]
+
+
+def test_a_name_in_quotes_is_a_column_all_the_same():
+    mask = Spec.from_text('let n = 3 segment part = doc["n"] tail[n]  mask a = q in doc').mask("a")
+    assert mask.columns == {"n"}
+    assert mask.bind(Sample({"n": 1}, 4)).num_pairs == 4
+
+
+def test_constants_are_imported(tmp_path):
+    (tmp_path / "lib.dcpm").write_text("let half = whole // 2  let whole = 4")
+    (tmp_path / "main.dcpm").write_text(
+        'import half from "lib.dcpm"  let twice = half * 2  mask a = causal and q - k < twice'
+    )
+    assert load(tmp_path / "main.dcpm").mask("a").bind(Sample(length=9)).num_pairs == 30
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("let a = b let b = a", "E110"),
+        ("let a = row.x", "E107"),
+        ("let a = len", "E107"),
+        ("let a = 1 // 0", "E111"),
+        ("let a = 1M * 1M * 4", "E111"),
+        ("let a = 1 let a = 2", "E108"),
+        ("let q = 1", "E109"),
+        ("let w = 3 mask m(w: int) = causal and q - k < w", "E119"),
+        ("let w = 3 mask m = causal and f(1) where f(w) = q - k < w", "E119"),
+        ("let w = 3 mask m = w == 3 and causal where w = 2", "E119"),
+        ('let w = 3 for "*" having w use sliding(w)', "E119"),
+        ("let w = 0 mask m = causal and q // w == 0", "E111"),
+        ("let w = 3 mask m = causal and w", "E103"),
+    ],
+)
+def test_what_is_no_constant_is_refused(text, code):
+    assert code in {found.code for found in check(text)}
+
+
+def test_an_editor_renames_formats_and_finds_them():
+    document = Document(TEXT, "<text>", "utf-32")
+    assert len(rename(document, TEXT.index("size"), "width")) == TEXT.count("size")
+    assert format_source("let a=-( 2+1 )\nlet b=a") == "let a = -(2 + 1)\nlet b = a\n"
+
+
+# ---- `exp2` and `log2`, of constants, of one token, of distances and of both tokens --------------
+
+
+MASKS = [
+    "q == k or q - k == exp2(log2(q - k))",
+    "log2(q - k + 1) < log2(len)",
+    "not log2(k - q) == 1",
+    "exp2(q - k) < 2 * (q - k) + 3",
+    "log2(q) == log2(k + 1)",
+    "log2(q * k) < 3",
+    "k // exp2(log2(q // 2 - k // 3)) % 2 == 0",
+    "(q - k == exp2(log2(q - k))) per doc",
+    "(log2(q - k + 1) < log2(len)) per doc",
+    "same(tile)",
+]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_powers_mean_what_the_oracle_reads(mask):
+    text = "segment doc = [lens]*  segment tile = every exp2(log2(5))\n"
+    text += f"@ahead @partial mask a = {mask}"
+    sample = Sample({"lens": [7, 1, 5]}, 13)
+    expected = dense(text, sample.columns, 13)
+    own = Spec.from_text(text).mask("a")
+    np.testing.assert_array_equal(dense_mask(own, sample), expected)
+    np.testing.assert_array_equal(own.compile(sample).tile(0, 13, 0, 13), expected)
+    slabs = own.bind(sample)
+    assert slabs.num_pairs == expected.sum()
+
+
+def test_distances_that_are_powers_are_bands_at_every_length():
+    form = Spec.from_text("").mask("log_sparse").compile(Sample(length=2**22))
+    n = 2**22
+    assert form.form == "slabs"
+    assert form.num_pairs == n + sum(n - 2**i for i in range(22))
+
+
+def test_a_power_that_no_token_changes_must_exist():
+    mask = Spec.from_text("mask a = causal and q - k < log2(row.reach)").mask("a")
+    assert mask.bind(Sample({"reach": 8}, 5)).num_pairs == 12
+    for columns in ({"reach": 0}, {"reach": -1}):
+        with pytest.raises(SpecError, match="`log2` of"):
+            mask.bind(Sample(columns, 5))
+        with pytest.raises(SpecError, match="`log2` of"):
+            dense_mask(mask, Sample(columns, 5))
+
+
+def test_a_logarithm_of_a_distance_is_proved_causal():
+    text = "@partial mask a = log2(q - k) < 4  mask b = q == k or q - k == exp2(log2(q - k))"
+    assert all(v.outcome == "proved" for v in check_report(text).verdicts)
+
+
+def test_compressed_keys_end_before_their_queries():
+    mask = Spec.from_text("").mask("nsa_compressed(4, 2)")
+    found = dense_mask(mask, Sample({"num_blocks": 3}, 9))
+    expected = [[2 * k + 3 <= q for k in range(3)] for q in range(9)]
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(SpecError, match="E126"):
+        Spec.from_text("segment c = block[n]  @keys(c) @partial mask a = k <= q - 1").mask("a")
