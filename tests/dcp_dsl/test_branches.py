@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dcp_dsl import DatasetError, Sample, Spec, check, check_report, dense_mask, token_paths
-from dcp_dsl.language_server import complete_at
 from dcp_dsl.syntax.source import format_source
 
 GROUPS = """
@@ -117,15 +116,6 @@ def test_positions_targets_and_weights_are_those_of_the_separate_sequences(text,
         assert found.num_paths.tolist() == times.tolist()
 
 
-def test_nodes_in_any_order_behind_their_parents_are_the_same_tree():
-    spec = Spec.from_text(TREE)
-    depth_first = Sample({"root_len": 1, "node_lens": [1] * 6, "parents": [-1, 0, 0, -1, 3, 3]}, 7)
-    level_wise = Sample({"root_len": 1, "node_lens": [1] * 6, "parents": [-1, -1, 0, 0, 1, 1]}, 7)
-    order = [0, 1, 4, 2, 3, 5, 6]
-    packed = dense_mask(spec.mask("near(2)"), depth_first)[np.ix_(order, order)]
-    np.testing.assert_array_equal(dense_mask(spec.mask("near(2)"), level_wise), packed)
-
-
 def test_a_part_behind_branches_goes_on_from_where_they_begin():
     text = "segment chat = turn(user[users] branch think[thinks] reply[replies])*  mask m = paths"
     columns = {"users": [1, 1], "thinks": [2, 1], "replies": [1, 1]}
@@ -166,24 +156,6 @@ def test_paths_inside_per_count_from_the_first_token_of_the_instance():
 def test_claims_about_branches(text, claim, outcome):
     verdicts = check_report(f"{text}\ncheck {claim}").verdicts
     assert [v.outcome for v in verdicts if v.what.startswith(claim[:8])] == [outcome]
-
-
-@pytest.mark.parametrize(
-    ("parents", "said"),
-    [
-        ([0, -1], "branch 0 goes on from 0; expected an earlier branch, or -1"),
-        ([-1, -2], "branch 1 goes on from -2"),
-        ([-1], "has 1 parents for 2 branches"),
-        (3, "to be a list of integers"),
-        (None, "needs the column `parents`"),
-    ],
-)
-def test_a_column_of_parents_that_is_none_is_refused(parents, said):
-    columns = {"root_len": 1, "node_lens": [1, 1]}
-    columns |= {} if parents is None else {"parents": parents}
-    mask = Spec.from_text(TREE).mask("own")
-    with pytest.raises(DatasetError, match=said):
-        mask.compile(Sample(columns, 3))
 
 
 @pytest.mark.parametrize(
@@ -242,19 +214,6 @@ def test_a_column_named_token_is_written_in_quotes():
     (found,) = check("segment p = branch b[y]* from token")
     assert 'one named `token` is written `from "token"`' in found.hint
     assert not check('segment p = branch b[y]* from "token"  mask m = paths')
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("segment t = branch x[ls]* from ", {"token", "n", "forks"}),
-        ("segment t = branch x[ls]* from token ", {"n", "forks"}),
-        ("segment t = branch x[ls]* from token f branch ", {"every"}),
-    ],
-)
-def test_an_editor_proposes_columns_behind_from(text, wanted):
-    head = "segment s = branch y[n]* from token forks\n"
-    assert wanted <= {p.text for p in complete_at(head + text, len(head + text))}
 
 
 def test_a_column_of_forks_is_formatted_and_coloured_as_one_statement():
@@ -325,12 +284,6 @@ def test_facts_of_a_branch_that_forks_are_asked_as_a_path_has_them(mask, what, o
 def test_a_mask_that_never_speaks_of_paths_makes_no_claim_about_them():
     text = "segment part = question[n] branch answer[lens]*  mask m = causal and same(part)"
     assert not [v for v in check_report(text).verdicts if "path" in v.what]
-
-
-@pytest.mark.parametrize("part", ["branch b[y]", "b[y]*"])
-def test_only_branches_that_repeat_have_parents(part):
-    (found,) = check_report(f"segment p = a[x] {part} from up").diagnostics
-    assert (found.code, found.message) == ("E113", "only branches that repeat have parents")
 
 
 @pytest.mark.parametrize(

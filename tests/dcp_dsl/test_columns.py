@@ -1,84 +1,12 @@
 """Masks of columns: lists, numbers to divide by, rows solved one by one; exact, or refused."""
 
-import json
-
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, block_sparsity, dense_mask
-from dcp_dsl.commands.texts import check
 from dcp_dsl.symbolic.piecewise import Piecewise, _largest
 
 FOUR_LISTS = "expected 4 lists of 3 integers, one per token, got"
-TEXT = """
-segment run = every 4
-segment doc = [doc_lens]*
-token chosen[3]
-token label
-column shared[2] in run
-column weight in doc = w
-mask router = causal and k // 2 in q.chosen
-mask keys = k in q.chosen
-mask experts = q // 2 in k.chosen and k <= q
-mask runs = causal and (q - k < 3 or k // 4 in q.run.shared)
-mask labels = k.label in q.chosen
-mask heavy = q.doc.weight < k.doc.weight or k - q == q.doc.weight
-mask inside = (k in q.chosen) per doc
-"""
-
-
-def expected(c, n):
-    """Return the masks of `TEXT` pair by pair, as their lines say it."""
-    q, k = np.arange(n)[:, None], np.arange(n)[None, :]
-    chosen, label = np.array(c["chosen"]).reshape(n, 3), np.array(c["label"])
-    shared = np.array(c["shared"])[np.arange(n) // 4]
-    doc = np.repeat(np.arange(len(c["doc_lens"])), c["doc_lens"])
-    first = (np.cumsum(c["doc_lens"]) - c["doc_lens"])[doc]
-    weight = np.array(c["w"])[doc]
-    causal, same = k <= q, doc[:, None] == doc
-
-    def member(number, lists):
-        return ((number[..., None] == lists[:, None, :]) & (number[..., None] >= 0)).any(axis=2)
-
-    return {
-        "router": causal & member(k // 2, chosen),
-        "keys": member(k, chosen),
-        "experts": member(np.arange(n)[None, :] // 2, chosen).T & causal,
-        "runs": causal & ((q - k < 3) | member(k // 4, shared)),
-        "labels": member(label[None, :], chosen),
-        "heavy": (weight[:, None] < weight) | (k - q == weight[:, None]),
-        "inside": same & member(np.broadcast_to(k - first[:, None], (n, n)), chosen),
-    }
-
-
-def columns(rng, n):
-    cuts = np.sort(rng.integers(0, n + 1, 2))
-    return {
-        "chosen": rng.integers(-1, max(1, n // 2), (n, 3)).tolist(),
-        "label": rng.integers(-2, 4, n).tolist(),
-        "shared": rng.integers(-1, -(-n // 4), (-(-n // 4), 2)).tolist(),
-        "doc_lens": np.diff([0, *cuts, n]).tolist(),
-        "w": rng.integers(-3, 4, 3).tolist(),
-    }
-
-
-@pytest.mark.parametrize("name", ["router", "keys", "experts", "runs", "labels", "heavy", "inside"])
-def test_masks_of_lists_are_exact_pair_by_pair_and_block_by_block(name):
-    rng = np.random.default_rng(len(name))
-    mask = Spec.from_text(TEXT).mask(name)
-    for n in (1, 2, 3, *rng.integers(4, 40, 20).tolist()):
-        drawn = columns(rng, n)
-        seen = expected(drawn, n)[name]
-        sample = Sample({c: drawn[c] for c in mask.columns}, n)
-        form = mask.compile(sample)
-        np.testing.assert_array_equal(form.tile(0, n, 0, n), seen)
-        np.testing.assert_array_equal(dense_mask(mask, sample), seen)
-        blocks = block_sparsity([form], 5, 3)
-        counts = np.zeros((len(blocks.q_bounds) - 1, len(blocks.kv_bounds) - 1), np.int64)
-        counts[blocks.row_idx, blocks.col_idx] = blocks.pairs
-        rows = np.add.reduceat(seen.astype(np.int64), blocks.q_bounds[:-1], axis=0)
-        np.testing.assert_array_equal(counts, np.add.reduceat(rows, blocks.kv_bounds[:-1], axis=1))
 
 
 def test_a_million_tokens_with_sixteen_blocks_per_64_queries():
@@ -126,42 +54,11 @@ def test_nested_columns_are_those_of_the_instances_in_order():
     ],
 )  # fmt: skip
 def test_columns_of_lists_that_cannot_be_are_refused(columns, message):
-    mask = Spec.from_text(TEXT).mask("router")
+    mask = Spec.from_text("token chosen[3]").mask("causal and k // 2 in q.chosen")
     for use in (mask.compile, lambda sample: dense_mask(mask, sample)):
         with pytest.raises(DatasetError) as caught:
             use(Sample(columns, 4))
         assert message in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("text", "code", "words"),
-    [
-        ("token c[2] mask a = q.c == 3", "E103", "expected a number, got a list of integers"),
-        ("token c[2] mask a = q.c", "E103", "expected a mask, got a list of integers"),
-        ("token c mask a = k in q.c", "E103", "expected a segment or a list, got an integer"),
-        ("token c[0] mask a = k in q.c", "E111", "expected lists of 1 to 16_384 integers, got 0"),
-        ("column c in t mask a = q.t.c == 1", "E101", "unknown segment `t`"),
-        ("segment t = every 2 column c in t mask a = q.c == 1", "E102", "`c` is a column of `t`"),
-        ("segment t = every 2 column len in t mask a = causal", "E109", "word of the language"),
-        ("segment t = every 2 column end in t mask a = q.t.end > k", "E109", "meaning of its own"),
-        ("token c[2] mask a = causal in q.c", "E103", "expected a number, got a mask"),
-    ],
-)  # fmt: skip
-def test_lists_and_columns_are_checked(text, code, words):
-    with pytest.raises(SpecError) as caught:
-        Spec.from_text(text)
-    assert any(d.code == code and words in d.message for d in caught.value.diagnostics), caught
-
-
-def test_rows_of_a_data_set_hold_lists(tmp_path):
-    (tmp_path / "s.dcpm").write_text('token chosen[3]\nfor "*" use moba(2)\n')
-    rows = [{"len": 5, "chosen": lists} for lists in ([[0, -1, -1]] * 5, [[9, 0, 0]] * 5)]
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    arguments = [str(tmp_path / "s.dcpm"), "--dataset", str(tmp_path), "--json"]
-    result = CliRunner().invoke(check, arguments)
-    found = json.loads(result.stdout)
-    assert (found["rows"], found["refused"]) == (2, 1)
-    assert "expected numbers below 5" in found["statements"][0]["refused_rows"][0]["reason"]
 
 
 # ---- dividing by a number of the token -----------------------------------------------------------
@@ -235,23 +132,6 @@ def test_patches_of_images_of_many_widths_are_exact(widths):
         found = mask.compile(Sample({c: columns[c] for c in mask.columns}, 26))
         np.testing.assert_array_equal(found.tile(0, 26, 0, 26), dense_mask(mask, sample))
         assert found.form in ("slabs", "cols")
-
-
-def test_patches_mean_rows_and_columns_of_their_own_image():
-    mask = Spec.from_text(PATCHES).mask("patches")
-    sample = Sample({"text_lens": [1, 0], "image_lens": [4, 6], "width": [2, 3]}, 11)
-    dense = dense_mask(mask, sample)
-    place = [None, *[(0, i // 2, i % 2) for i in range(4)], *[(1, i // 3, i % 3) for i in range(6)]]
-    for q, a in enumerate(place):
-        for k, b in enumerate(place):
-            near = a and b and a[0] == b[0] and max(abs(a[1] - b[1]), abs(a[2] - b[2])) <= 1
-            assert dense[q, k] == bool(near)
-
-
-def test_a_divisor_per_token_may_be_anything():
-    mask = Spec.from_text(PATCHES).mask("steps")
-    sample = Sample({"step": [0, 1, -2, 3, 3, 0, 2, 7]}, 8)
-    np.testing.assert_array_equal(mask.compile(sample).tile(0, 8, 0, 8), dense_mask(mask, sample))
 
 
 def test_a_window_in_256_images_of_four_widths_has_a_short_form():

@@ -68,12 +68,6 @@ def test_a_condition_counts_in_the_whole_sample_and_is_cut_by_per():
     assert np.flatnonzero(found[0]).tolist() == [4]
 
 
-def test_columns_of_chosen_instances_have_a_value_for_each_of_them():
-    text = f"{CHAT} column width in image"
-    sample = Sample({**ONE.columns, "width": [7, 8, 9]}, 10)
-    assert np.flatnonzero(seen("k.image.width == 9", text, sample)[0]).tolist() == [8, 9]
-
-
 def test_division_by_a_zero_column_gives_nothing_and_large_products_stay_exact():
     sample = Sample({"span_lens": [1, 1, 1], "kind": [0, 2, 2**40]}, 3)
     text = "segment chat = span[span_lens]*  column kind in span  segment pick = span where "
@@ -89,28 +83,6 @@ def test_segments_with_common_tokens_are_one_for_in_and_refused_for_numbers():
     assert seen("k in either", text, sample).all()
     with pytest.raises(DatasetError, match="token 0 lies in two instances of `doc or head`"):
         dense_mask(Spec.from_text(f"{text} @partial mask a = k.either == 0").mask("a"), sample)
-
-
-@pytest.mark.parametrize(
-    ("statement", "code", "hint"),
-    [
-        ("segment b = span where knd == 1", "E102", "did you mean `kind`?"),
-        ("segment b = span where width == 1", "E102", "declare it: `column width in span`"),
-        ("segment b = span where k.span.kind == 1", "E102",
-         "a condition reads columns of an instance by their names: `kind == 1`"),
-        ("segment b = span where same(span)", "E103", "compare columns of its instances"),
-        ("segment b = span where q in span", "E103",
-         "compare columns: `segment image = span where kind == 1`"),
-        ("segment b = b or span", "E110", ""),
-        ("segment b = c where kind == 1 segment c = b or span", "E110", ""),
-        ("segment r = ids(roles) segment b = r or span", "E103",
-         "name the ids and take these: `segment r = ids(column) as user, tool`"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_named_with_a_way_out(statement, code, hint):
-    found = [d for d in check(f"{CHAT} {statement}") if d.code == code]
-    assert found
-    assert hint in [d.hint for d in found]
 
 
 def test_in_a_or_b_is_put_into_brackets():
@@ -211,28 +183,6 @@ def test_constants_are_imported(tmp_path):
     assert load(tmp_path / "main.dcpm").mask("a").bind(Sample(length=9)).num_pairs == 30
 
 
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("let a = b let b = a", "E110"),
-        ("let a = row.x", "E107"),
-        ("let a = len", "E107"),
-        ("let a = 1 // 0", "E111"),
-        ("let a = 1M * 1M * 4", "E111"),
-        ("let a = 1 let a = 2", "E108"),
-        ("let q = 1", "E109"),
-        ("let w = 3 mask m(w: int) = causal and q - k < w", "E119"),
-        ("let w = 3 mask m = causal and f(1) where f(w) = q - k < w", "E119"),
-        ("let w = 3 mask m = w == 3 and causal where w = 2", "E119"),
-        ('let w = 3 for "*" having w use sliding(w)', "E119"),
-        ("let w = 0 mask m = causal and q // w == 0", "E111"),
-        ("let w = 3 mask m = causal and w", "E103"),
-    ],
-)
-def test_what_is_no_constant_is_refused(text, code):
-    assert code in {found.code for found in check(text)}
-
-
 def test_an_editor_renames_formats_and_finds_them():
     document = Document(TEXT, "<text>", "utf-32")
     assert len(rename(document, TEXT.index("size"), "width")) == TEXT.count("size")
@@ -240,33 +190,6 @@ def test_an_editor_renames_formats_and_finds_them():
 
 
 # ---- `exp2` and `log2`, of constants, of one token, of distances and of both tokens --------------
-
-
-MASKS = [
-    "q == k or q - k == exp2(log2(q - k))",
-    "log2(q - k + 1) < log2(len)",
-    "not log2(k - q) == 1",
-    "exp2(q - k) < 2 * (q - k) + 3",
-    "log2(q) == log2(k + 1)",
-    "log2(q * k) < 3",
-    "k // exp2(log2(q // 2 - k // 3)) % 2 == 0",
-    "(q - k == exp2(log2(q - k))) per doc",
-    "(log2(q - k + 1) < log2(len)) per doc",
-    "same(tile)",
-]
-
-
-@pytest.mark.parametrize("mask", MASKS)
-def test_powers_mean_what_the_oracle_reads(mask):
-    text = "segment doc = [lens]*  segment tile = every exp2(log2(5))\n"
-    text += f"@ahead @partial mask a = {mask}"
-    sample = Sample({"lens": [7, 1, 5]}, 13)
-    expected = dense(text, sample.columns, 13)
-    own = Spec.from_text(text).mask("a")
-    np.testing.assert_array_equal(dense_mask(own, sample), expected)
-    np.testing.assert_array_equal(own.compile(sample).tile(0, 13, 0, 13), expected)
-    slabs = own.bind(sample)
-    assert slabs.num_pairs == expected.sum()
 
 
 def test_distances_that_are_powers_are_bands_at_every_length():

@@ -103,13 +103,6 @@ def test_an_own_mask_with_fitting_arguments_comes_first():
     assert found.hint == "did you mean `windowed`?"
 
 
-def test_a_hat_has_both_readings():
-    (found,) = check("mask m = causal ^ full")
-    assert "`a minus b`" in found.hint
-    assert "(a minus b) or (b minus a)" in found.hint
-    assert "no powers" in found.hint
-
-
 @pytest.mark.parametrize("kind", ["cu_seqlens", "offsets", "boundaries", "starts"])
 def test_borders_are_told_what_reads_them(kind):
     (found,) = check(f"segment doc = {kind}(c)\nmask m = causal per doc")
@@ -333,21 +326,6 @@ def test_numbers_of_two_segments_are_compared_as_integers():
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "hint"),
-    [
-        ("mask main = causal\nmask a = causal and mien", "did you mean `main`?"),
-        ("segment mienn = [m]*\nmask main = causal\nmask a = mien", "did you mean `main`?"),
-        ("mask a = q - k < mim(q, 3)", "did you mean `min`?"),
-        ("mask a(sizes: tokens = 4) = q - k < size", "did you mean `sizes`?"),
-        ("maks a = causal", "did you mean `mask`?"),
-        ('mask a = causal\nfor "*" use aa', "did you mean `a`?"),
-    ],
-)
-def test_an_unknown_name_is_compared_with_what_fits_in_its_place(text, hint):
-    assert hint in [d.hint for d in check(text)]
-
-
 @pytest.fixture
 def shared(tmp_path):
     path = tmp_path / "a.dcpm"
@@ -356,14 +334,6 @@ def shared(tmp_path):
         "mask main = causal and (k in question or same(answer))\n"
     )
     return str(path)
-
-
-def test_show_suggests_masks_and_no_functions(shared):
-    result = CliRunner().invoke(dcpm, ["show", shared, "--mask", "mien"])
-    assert "did you mean `main`?" in str(result.exception)
-    assert "`min`" not in str(result.exception)
-    result = CliRunner().invoke(dcpm, ["show", shared, "--mask", "q_idx >= kv_idx", "--len", "4"])
-    assert "write `q`" in str(result.exception)
 
 
 @pytest.mark.parametrize("given", ["question_len=8", "question_len = 2, other = 3"])

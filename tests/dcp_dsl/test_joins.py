@@ -211,11 +211,6 @@ def test_the_number_of_a_branch_that_nothing_joins_is_another_one_alone():
     assert found.code == "W212"
 
 
-def test_tokens_that_see_another_branch_are_found():
-    found = check(f"{RAG}mask m = causal and (paths or q in answer)")
-    assert [d.code for d in found] == ["W209"]
-
-
 @pytest.mark.parametrize("layout", ["doc[ds]* join ask[n]", "join ask[n] branch doc[ds]*"])
 def test_a_join_of_no_branch_is_found_and_its_remedy_helps(layout):
     text = f"segment s = {layout}  mask m = causal and same(s)"
@@ -224,11 +219,6 @@ def test_a_join_of_no_branch_is_found_and_its_remedy_helps(layout):
     assert not [d for d in check(text.replace("join ", "")) if "joins nothing" in d.message]
     mended = "segment s = branch doc[ds]* join ask[n]  mask m = causal and same(s)"
     assert not [d for d in check(mended) if d.code == "W215"]
-
-
-def test_a_join_has_no_parents_and_is_no_branch():
-    assert [d.code for d in check("segment s = branch a[xs]* join b[ns]* from ps")] == ["E113"]
-    assert any(d.severity == "error" for d in check("segment s = branch a[xs]* branch join b[n]"))
 
 
 def test_joins_are_formatted_and_proposed():

@@ -13,7 +13,6 @@ from dcp_dsl import (
     Picture,
     Sample,
     Spec,
-    SpecError,
     block_sparsity,
     check,
     check_report,
@@ -135,12 +134,6 @@ def test_a_sample_has_the_length_of_its_queries():
     assert spec.sample("s").length == 3
 
 
-def test_what_takes_one_sequence_refuses_such_a_mask():
-    mask = Spec.from_text(FLAMINGO).mask("m")
-    with pytest.raises(DatasetError, match=r"looks at keys of `media`: expected a mask of one"):
-        mask.compile(Sample({"lead_len": 1, "turn_lens": [2], "image_lens": [9]}, 3))
-
-
 def test_a_claim_on_two_sequences_is_tested_never_proved():
     text = (
         FLAMINGO
@@ -211,61 +204,6 @@ def test_what_is_proved_on_a_corner_holds_for_every_pair_of_lengths(corner, show
         is_condition = queries <= kv_len or corner == "top_left"
         is_total = any(what.startswith("m total") for what in proved)
         assert not (is_total and is_condition) or seen.any(axis=1).all()
-
-
-@pytest.mark.parametrize(
-    ("statement", "message"),
-    [
-        ("@keys(s) mask a = causal", "compares places of queries and of keys"),
-        ("@keys(s) mask a = min(q, 4) == k - 2", "compares places of queries and of keys"),
-        ("@keys(s) mask a = q.f.start <= k.e.start", "compares places of queries and of keys"),
-        ("@keys(s) mask a = same(e)", "`same` needs two tokens of one sequence"),
-        ("@keys(s) mask a = k in e per e", "`per` needs two tokens of one sequence"),
-        ("@keys(s) mask a = k < len", "`len` could be that of the queries or of the keys"),
-        ("@keys(s) mask a = k in f", "`f` belongs to the queries, `k` to the keys"),
-        ("@keys(s) mask a = q in e", "`e` belongs to the keys, `q` to the queries"),
-        ("@keys(s) mask a = k.w == q.w", "token column `w` belongs to the keys, `q` to the que"),
-        ("@keys(s) mask a = k in m", "tiles could be cut from the queries or from the keys"),
-        ("@keys(s) mask a = max(q, k) in e", "this is no place of the queries, and none of"),
-        ("@keys(s) mask a = flag.count == 2", "this counts instances of queries or of keys"),
-        ("@keys(s, bottom_right) mask a = q in f", "`f` is no part of `s`, which lays the keys"),
-        ("@keys(r) mask a = k in x", "`r` asks for the length of the sample"),
-        (
-            "@keys(s, top_left) @ahead(f) mask a = true",
-            "`f` is no part of `s`, which lays the keys",
-        ),
-        ("@keys(e) mask a = k in e", "`e` lays out no sequence"),
-        ("@keys(m) mask a = k in e", "`m` lays out no sequence"),
-        ("@keys(s) mask b = k in e  mask a = b and causal", "`b` looks at keys of `s`"),
-        ("@keys(s) mask b = k in e  check b implies causal", "compares places of queries and of"),
-        (
-            "@keys(s) mask b = k in e  @keys(t) mask c = k in f  check b implies c",
-            "keys of different sequences",
-        ),
-    ],
-)
-def test_what_mixes_the_sequences_is_refused(statement, message):
-    text = f"""segment s = e[e_lens]*  segment t = f[f_lens]*  segment r = x[..]
-    segment m = every 4  segment flag = flags(flag_list)  token w {statement}"""
-    with pytest.raises(SpecError) as caught:
-        Spec.from_text(text)
-    (found, *_) = caught.value.diagnostics
-    assert found.code == "E126"
-    assert message in found.message
-
-
-def test_unknown_corners_and_missing_layouts_name_the_way_out():
-    text = "segment s = e[n]  @keys(s, botom_right) mask a = causal  @keys mask b = k < 1"
-    assert [(d.code, d.hint) for d in check(text)][:2] == [
-        ("E101", "did you mean `bottom_right`?"),
-        ("E106", "write `@keys(source)`, or `@keys(cache, bottom_right)` where positions compare"),
-    ]
-
-
-@pytest.mark.parametrize("second", ["@keys(s)", "@keys(t)", "@keys(s, bottom_right)"])
-def test_a_mask_has_one_sequence_of_keys(second):
-    (found,) = check(f"segment s = e[n]  segment t = f[m]  @keys(s) {second} mask a = k in e")
-    assert (found.code, found.column) == ("E108", 46)
 
 
 def test_keys_of_a_constant_length_want_a_sample_of_queries():

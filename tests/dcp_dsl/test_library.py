@@ -9,26 +9,13 @@ import numpy as np
 import pytest
 from second_oracle import dense
 
-from dcp_dsl import ExchangeError, Sample, Spec, dense_mask, export_mask, import_mask, load
+from dcp_dsl import ExchangeError, Sample, Spec, dense_mask, export_mask, import_mask
 from dcp_dsl.checks.scope import library_names
-from dcp_dsl.forms.conversion import square_slabs
 from dcp_dsl.interchange import find_difference
 from dcp_dsl.interchange.names import FORMATS, READABLE
 from dcp_dsl.pictures.picture import preview_sample
-from dcp_grammar import MASKS
 
 ROOT = Path(__file__).parents[2]
-LIBRARY = sorted(Path(str(MASKS)).glob("*.dcpm"))
-WANTED = {
-    "full", "causal", "sliding", "local", "fa_window", "chunked", "streaming", "blockwise",
-    "blockwise_dcp", "demonstrations", "dilated", "strided", "fixed", "prefix_lm",
-    "prefix_lm_packed", "document", "document_full", "document_streaming", "shared_question",
-    "shared_prefix", "grpo", "dpo", "rag", "multimodal", "multimodal_packed", "modality",
-    "transfusion", "longformer",
-    "block_diffusion", "natten", "sta", "tree", "eviction", "qk_sparse", "block_causal", "agent",
-    "svg_spatial", "prompt_tree", "rollout_tree", "forks", "moba", "cross", "flamingo", "prefill",
-    "log_sparse", "nsa_compressed", "parallel_context",
-}  # fmt: skip
 
 WITHOUT_BRANCHES = {
     "shared_question": "segment part = question[question_len] answer[answer_lens]*\n"
@@ -72,29 +59,6 @@ def test_masks_on_branches_have_the_pairs_of_their_definition_without(call, pain
         wanted = dense(WITHOUT_BRANCHES[call], columns, length)
         assert np.array_equal(paint(mask.bind(Sample(columns, length))), wanted)
         assert np.array_equal(dense(f"@partial @ahead mask a = {call}", columns, length), wanted)
-
-
-def test_the_library_has_every_mask_of_practice():
-    assert {path.stem for path in LIBRARY} == WANTED
-
-
-@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: p.stem)
-def test_a_library_mask_binds_to_what_its_text_says(path, paint):
-    spec = load(path)
-    sample = spec.sample("tiny")
-    definition = spec.scope.masks[path.stem]
-    small = ", ".join(
-        f"{param.name.text} = {2 if param.type.text == 'tokens' else 1}"
-        for param in definition.params
-    )
-    for call in (f"{path.stem}({small})", path.stem) if small else (path.stem,):
-        if call == path.stem and any(param.default is None for param in definition.params):
-            continue
-        mask = spec.mask(call)
-        chosen = Sample({c: sample.columns[c] for c in mask.columns}, sample.length)
-        dense = dense_mask(mask, chosen)
-        painted = paint(square_slabs(mask.compile(chosen, may_cross=True)))
-        assert np.array_equal(painted[: len(dense), : len(dense[0])], dense), call
 
 
 def test_published_forms_that_differ_have_names_of_their_own():
