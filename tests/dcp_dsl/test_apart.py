@@ -53,30 +53,6 @@ def sequences(spec, text, sample):
     return np.split(np.arange(sample.length), np.cumsum(sample.columns["doc_lens"])[:-1])
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{TREE}mask m = paths and q.path - k.path < 1k",
-        f"{TREE}mask m = paths and (k in prompt or q - k < 1k)",  # in a rollout, both are the same
-        f"{TREE}mask m = paths and (k in prompt or causal per rollout)",
-        f"{TREE}mask m = paths and k.path < 4 or paths and k in prompt",
-        f"{DOC}mask m = causal per doc and q - k < 1k",
-        f"{DOC}mask m = same(doc) and causal and (k.doc.pos < 4 or q - k < 1k)",
-        f"{DOC}mask m = same(doc) and causal and k - k.doc.start >= 0",
-        f"{DOC}mask m = streaming(4, 1k) per doc",
-        f"{DOC}mask m = causal and q - k < 1k\nmask n = m per doc",
-    ],
-)
-def test_masks_that_mean_the_same_alone_pass(text):
-    assert not [d for d in check(text) if d.code == "W212"]
-
-
-def test_the_verdict_says_that_a_path_sees_other_tokens_alone():
-    report = check_report(f"{TREE}mask m = paths and q - k < 4")
-    (verdict,) = [v for v in report.verdicts if "what it would see alone" in v.what]
-    assert verdict.outcome == "failed"
-
-
 GROUPS = "segment batch = branch group(ask[asks] branch answer[answers]*)*\n"
 
 
@@ -110,30 +86,6 @@ def test_numbers_begin_anew_in_a_separate_sequence(text, mask, separate):
     assert alone[tokens.index(q), tokens.index(k)]
 
 
-@pytest.mark.parametrize(
-    ("text", "mask"),
-    [
-        ("segment t = branch node[l]* from p\n", "paths and (q == k or k.node == 0)"),
-        (TREE, "paths and (q == k or k < len // 2)"),
-        (GROUPS, "paths and (q == k or q.batch == 0)"),
-        ("segment s = ask[n] branch answer[lens]*\n", "paths and (q == k or q.s == 0)"),
-    ],
-)
-def test_what_is_not_known_of_a_path_alone_is_said(text, mask):
-    report = check_report(f"{text}mask m = {mask}")
-    (verdict,) = [v for v in report.verdicts if v.what.endswith("it would see alone")]
-    assert (verdict.outcome, bool(verdict.reason)) == ("untested", True) or "W212" in {
-        d.code for d in report.diagnostics
-    }
-
-
-@pytest.mark.parametrize(
-    "mask", ["paths or same(prompt)", "paths or same(rollout)", "paths and q.path - k.path < 4"]
-)
-def test_a_bare_ahead_that_changes_nothing_on_a_path_passes(mask):
-    assert not {d.code for d in check(f"{TREE}@ahead mask m = {mask}")} & {"W209", "W212"}
-
-
 # ---- W211: a layer that sees across borders of another -------------------------------------------
 
 
@@ -164,23 +116,6 @@ def test_a_layer_that_crosses_a_border_of_another_is_found(layers, layer, other)
     alone = dense_mask(Spec.from_text(text).mask(other), sample)
     assert reach[1, 0]
     assert not alone[1, 0]
-
-
-@pytest.mark.parametrize(
-    ("text", "outcome"),
-    [
-        (f"{DOC}stack s = 3 of sliding(128) per doc, causal per doc", "proved"),
-        (f"{DOC}stack s = 3 of sliding(128) per doc, document", "tested"),  # layouts of two texts
-        (f"{DOC}stack s = document, document_full, document_streaming", "proved"),
-        (f"{QUESTIONS}stack s = paths, paths and q.path - k.path < 4", "proved"),
-        (f"{QUESTIONS}stack s = shared_question and sliding(128), shared_question", "proved"),
-    ],
-)
-def test_layers_that_keep_the_same_borders_pass(text, outcome):
-    report = check_report(text)
-    assert not [d for d in report.diagnostics if d.code == "W211"]
-    (verdict,) = [v for v in report.verdicts if v.what.startswith("stack s:")]
-    assert verdict.outcome == outcome
 
 
 def sequences_of(text, sample):
@@ -227,24 +162,6 @@ def test_the_advised_layer_is_that_of_the_separate_sequences(text, layer, other,
     assert np.array_equal(packed, wanted)
 
 
-@pytest.mark.parametrize(
-    ("stack", "words"),
-    [
-        ("sliding(4), shared_question", "begin it with `paths and`"),  # branches of another text
-        ("sliding(4), document_full", "write `... per doc`"),
-    ],
-)
-def test_a_layer_gets_no_advice_that_does_not_fit_its_text(stack, words):
-    (found,) = [d for d in check(f"stack s = {stack}") if d.code == "W211"]
-    assert words in found.hint
-
-
-def test_stacks_without_borders_are_not_asked():
-    report = check_report("stack gemma3 = 5 of sliding(1k), causal")
-    assert not report.diagnostics
-    assert not [v for v in report.verdicts if v.what.startswith("stack")]
-
-
 # ---- groups of layers in stacks, and the documents of linear layers ------------------------------
 
 
@@ -273,21 +190,6 @@ def test_a_fault_in_a_group_is_told_once():
     assert [found.code for found in check("stack s = 3 of (casual, full), full")] == ["E101"]
 
 
-@pytest.mark.parametrize(
-    ("layers", "leaks"),
-    [
-        ("3 of linear, causal", []),
-        ("3 of linear per doc, causal per doc", []),
-        ("3 of linear, causal per doc", ["linear"]),
-        ("3 of linear per doc, causal", ["causal"]),
-        ("2 of (linear, linear per doc), causal per doc", ["linear"]),
-    ],
-)
-def test_what_crosses_documents_is_named(layers, leaks):
-    found = [d for d in check(f"{DOCS} stack s = {layers}") if d.code == "W211"]
-    assert [d.message.split("`")[1] for d in found] == leaks
-
-
 def test_the_remedy_for_a_linear_layer_mends_it():
     text = f"{DOCS} stack s = 3 of linear, causal per doc"
     (found,) = [d for d in check(text) if d.code == "W211"]
@@ -296,12 +198,6 @@ def test_the_remedy_for_a_linear_layer_mends_it():
     assert {v.outcome for v in check_report(mended).verdicts} == {"proved"}
     borders = Spec.from_text(mended).stack("s").cu_seqlens(0, Sample({"lens": [2, 0, 3]}, 5))
     assert (borders.dtype, borders.tolist()) == ("int32", [0, 2, 5])
-
-
-def test_a_linear_layer_over_branches_is_warned_of_without_a_false_remedy():
-    text = "segment part = question[n] branch answer[lens]*  stack s = linear, paths"
-    (found,) = [d for d in check(text) if d.code == "W211"]
-    assert "cannot fork" in found.hint
 
 
 def test_tokens_between_documents_are_sequences_of_their_own():

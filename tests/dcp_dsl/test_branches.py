@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dcp_dsl import DatasetError, Sample, Spec, check, check_report, dense_mask, token_paths
+from dcp_dsl import DatasetError, Sample, Spec, check, dense_mask, token_paths
 from dcp_dsl.syntax.source import format_source
 
 GROUPS = """
@@ -134,31 +134,6 @@ def test_paths_inside_per_count_from_the_first_token_of_the_instance():
 
 
 @pytest.mark.parametrize(
-    ("text", "claim", "outcome"),
-    [
-        (TREE, "own equals paths", "proved"),
-        (TREE, "near implies own", "proved"),
-        (TREE, "sinks total", "proved"),
-        (TREE, "own lookback", "proved"),
-        (TREE, "near(len) equals own", "tested"),
-        (TREE, "own equals causal and (k in root or same(node))", "failed"),
-        (TREE, "own implies causal and (k in root or k in node)", "proved"),
-        (FORKS, "own equals paths", "proved"),
-        (FORKS, "near implies own", "proved"),
-        (FORKS, "own lookback", "proved"),
-        (FORKS, "own implies causal and (k in root or k in node)", "proved"),
-        (FORKS, "own equals causal and (k in root or same(node))", "failed"),
-        (FORKS, "k in root and causal implies own", "failed"),  # a fork may lie in the root
-        (FORKS, "same(node) and causal implies own", "proved"),
-        (GROUPS, "own equals causal and same(group) and (k in prompt or same(rollout))", "proved"),
-    ],
-)
-def test_claims_about_branches(text, claim, outcome):
-    verdicts = check_report(f"{text}\ncheck {claim}").verdicts
-    assert [v.outcome for v in verdicts if v.what.startswith(claim[:8])] == [outcome]
-
-
-@pytest.mark.parametrize(
     ("forks", "said"),
     [
         ([0, 3], "column `forks`: branch 1 goes on from token 3; expected a token from 0 to 2, or"),
@@ -246,47 +221,6 @@ def test_a_tree_of_many_nodes_binds_in_depth_first_order():
 
 
 @pytest.mark.parametrize(
-    ("mask", "what", "outcome"),
-    [
-        ("paths", "every path sees what it would see alone", "proved"),
-        ("paths and q.path - k.path < 3 and k in node", "every path sees", "proved"),
-        ("causal and k in root and q.path < 9 or same(node) and causal", "every path", "proved"),
-        ("paths and (q - k < 4 or q == k)", "nothing outside a token's path is seen", "proved"),
-        ("paths and same(mark) or paths and q.path < 1", "nothing outside", "proved"),
-        ("causal and q.path - k.path < 3", "every path sees", "failed"),
-        ("paths and q.path - k.path < row.w", "every path sees", "proved"),
-        ("paths or (q.path + k.path < 2 and k.path == 0 and q == k)", "every path sees", "proved"),
-    ],
-)
-def test_masks_on_paths_are_proved_to_be_those_of_separate_sequences(mask, what, outcome):
-    text = f"{TREE}segment mark = flags(marks)\n@partial mask m = {mask}"
-    (verdict,) = (v for v in check_report(text).verdicts if v.what.startswith(f"mask m: {what}"))
-    assert verdict.outcome == outcome
-
-
-@pytest.mark.parametrize(
-    ("mask", "what", "outcome"),
-    [
-        ("paths and q.path - k.path < 3 and k in node", "every path sees", "proved"),
-        ("paths and q.node.pos > 1", "every path sees", "proved"),
-        ("paths and k.node.start > 2", "every path sees", "failed"),
-        ("paths and q.node.end - q < 3", "every path sees", "untested"),
-        ("paths and (q - k < 2 per node)", "nothing outside", "proved"),
-        ("paths and (len - q < 2 per node)", "nothing outside", "proved"),
-    ],
-)
-def test_facts_of_a_branch_that_forks_are_asked_as_a_path_has_them(mask, what, outcome):
-    report = check_report(f"{FORKS}@partial mask m = {mask}")
-    (verdict,) = (v for v in report.verdicts if v.what.startswith(f"mask m: {what}"))
-    assert verdict.outcome == outcome
-
-
-def test_a_mask_that_never_speaks_of_paths_makes_no_claim_about_them():
-    text = "segment part = question[n] branch answer[lens]*  mask m = causal and same(part)"
-    assert not [v for v in check_report(text).verdicts if "path" in v.what]
-
-
-@pytest.mark.parametrize(
     ("layout", "is_empty"),
     [
         ("branch(ask[n] answer[lens]*)", True),
@@ -319,24 +253,3 @@ def test_a_branch_beside_which_nothing_stands_is_found(layout, is_empty):
     other = Spec.from_text(f"segment part = {plain}\nmask m = {meant}").mask("m")
     read = {name: own[name] for name in other.columns}
     assert np.array_equal(mine, dense_mask(other, Sample(read, length))) == is_empty
-
-
-@pytest.mark.parametrize(
-    ("layout", "mask", "outcome"),
-    [
-        ("question[n] branch answer[lens]*",
-         "@ahead(answer) mask a = paths or same(answer)", "proved"),
-        ("question[n] branch turn(user[us] think[ts])*",
-         "@ahead(turn) mask a = paths or same(turn)", "proved"),
-        ("prompt[n] branch node[lens]* from up",
-         "@ahead(node) mask a = paths or same(node)", "proved"),
-        ("prompt[n] branch node[lens]* from token up",
-         "@ahead(node) mask a = paths or same(node)", "failed"),
-        ("question[n] branch turn(user[us] branch think[ts] reply[rs])*",
-         "@ahead(turn) mask a = paths or same(turn)", "failed"),
-    ],
-)  # fmt: skip
-def test_look_ahead_in_ones_own_branch_is_no_other_branch(layout, mask, outcome):
-    found = check_report(f"segment part = {layout}  {mask}").verdicts
-    (about,) = [v.outcome for v in found if "path" in v.what]
-    assert about == outcome

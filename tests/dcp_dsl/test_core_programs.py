@@ -63,17 +63,3 @@ def test_functions_that_call_each_other_too_often_are_refused(functions, is_refu
     chain = ", ".join(f"f{i + 1}(t) = f{i}(t)" for i in range(functions))
     found = check(f"mask a = f{functions}(q) < 1 where f0(t) = t, {chain}")
     assert ("E116" in {d.code for d in found}) == is_refused
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "wide(q) and not wide(k)",  # one column, read for two tokens
-        "v and ((not v) per answer) where v = k // 2 in q.chosen",  # one list, in two frames
-    ],
-)
-def test_a_shared_node_is_another_unknown_of_another_token_or_frame(body):
-    text = "segment s = answer[c]* rest[..]  column w in answer  token chosen[2]\n"
-    text += "@partial @ahead mask wide(p: pos) = p.answer.w == p.answer.w\n"
-    text += f"@partial @ahead mask m = {body}"
-    assert "E122" not in {d.code for d in check(text)}

@@ -130,29 +130,6 @@ def test_a_lookup_behind_a_border_is_tested_and_drawn():
     assert not found
 
 
-@pytest.mark.parametrize("claim", ["{} in p total", "({}).p == q.p total"])
-def test_a_position_that_is_nothing_is_not_proved_to_lie_anywhere(claim):
-    # start + pos is the token itself, but only inside `a`.
-    text = f"segment p = a[x] b[y]\ncheck {claim.format('q.a.start + q.a.pos')}"
-    assert [d.code for d in check(text)] == ["C403"]
-
-
-@pytest.mark.parametrize(
-    ("layout", "claim"),
-    [
-        ("segment pick = p6[x] q6[y]*", "not same(p6) total"),
-        ("segment pick = g3[x] g4[y]", "k in g4 total"),
-        ("segment pick = g3[x] g4[y]*", "k in last(g4) or k in g3 total"),
-        ("segment pick = g3[x] g4[..]", "k in g4 total"),
-        ("segment pick = doc(g3[x] g4[y]*)*", "k in g4 or k not in first(doc) total"),
-        ("segment pick = doc(g3[x] g4[y]*)*", "q - k <= 8 and k not in last(doc) total"),
-        ("segment pick = (g3[x] g4[y])*", "k in last(g4) or k in g3 total"),
-    ],
-)
-def test_a_claim_that_an_empty_part_breaks_fails(layout, claim):
-    assert [d.code for d in check(f"{layout}\ncheck {claim}")] == ["C403"]
-
-
 def test_drawn_columns_hold_every_way_of_being_empty():
     spec = Spec.from_text("segment s = u[x] pack(v[y]*)* w[..]")
     (layout,) = (layout for _, layout in spec.scope.layouts())

@@ -12,7 +12,6 @@ from dcp_dsl.proof.numbers import Facts
 from dcp_dsl.proof.proving import never
 from dcp_dsl.proof.worlds import Bound, Var, all_of, any_of, has_case, negate
 
-SPEC = Spec.from_text(LAYOUTS)
 PER = {"same": np.eye, "behind": lambda n: np.tri(n, k=-1), "before": lambda n: 1 - np.tri(n)}
 
 
@@ -61,68 +60,6 @@ def test_rules_are_causal_by_the_order_of_the_layout_or_by_their_words(claim):
     assert is_proved == (claim not in ("image sees text", "body sees head"))
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ("sliding(3)", "causal"), ("sliding(3)", "sliding(5)"), ("same(answer)", "same(part)"),
-        ("causal per answer", "causal"), ("causal per doc", "causal and same(doc)"),
-        ("causal and same(doc)", "causal per doc"), ("same(head)", "same(doc)"),
-        ("q // 3 == k // 3", "same(tile)"),
-        ("k.doc == q.doc and k in doc", "k.doc <= q.doc"), ("same(doc)", "q.doc.start <= k"),
-        ("same(doc)", "k < q.doc.end"),
-        ("streaming(2, 3) per doc", "document_like"), ("dpo_like", "causal"),
-        ("twice(causal)", "causal"), ("k in last(answer, 2) and q in question", "q < k"),
-        ("causal and q in answer and k in answer", "k.answer <= q.answer"),
-        ("causal", "k // len <= q // len"),
-    ],
-)  # fmt: skip
-def test_an_implication_is_proved(left, right):
-    spec = Spec.from_text(
-        LAYOUTS
-        + "mask document_like = causal and same(doc)\nmask dpo_like = causal minus k in answer\n"
-        "mask twice(m: mask) = m and (m or q < k)\n"
-    )
-    mask = spec.mask(f"({left}) minus ({right})")
-    assert never(mask.core)
-
-
-@pytest.mark.parametrize(
-    "body", ["max(q, k) in e and not (k + 1 in e)", "q + 1 in e and not (k + 1 in e)"]
-)
-def test_two_conditions_that_cannot_be_decided_are_not_taken_for_one(body):
-    text = "segment doc = [lens]*\nsegment e = flags(marks)\n@ahead @partial mask m = "
-    (verdict,) = (
-        verdict
-        for verdict in check_report(f"{text}{body}\ncheck m implies same(doc)").verdicts
-        if verdict.what == "m implies same(doc)"
-    )
-    assert verdict.outcome == "failed"
-
-
-@pytest.mark.parametrize(
-    "claim",
-    ["causal minus abs(q - k) == q - k", "min(q, k) > k",
-     "max(q, k) not in doc and q in doc and k in doc",
-     "same(doc) and clamp(q, 2, 5) < clamp(k, 2, 5) and causal", "abs(q.doc - k.doc) < 0",
-     "abs(row.n) < 0", "min(row.n, 0 - row.n) > 0", "q.path < 0",
-     "q in doc and not (q // q.doc.len <= q // q.doc.len)",
-     "q in doc and not (q % q.doc.count <= q % q.doc.count)"],
-)  # fmt: skip
-def test_the_smaller_and_the_larger_of_two_numbers_are_known_as_far_as_they_are_ordered(claim):
-    assert never(SPEC.mask(claim).core)
-
-
-@pytest.mark.parametrize(
-    "claim",
-    ["shorter(len)", "q > k and max(0 - q, 0 - 4) < max(0 - k, 0 - 4)", "abs(row.n) < 1",
-     "min(row.n, 0 - row.n) > 0 - 1", "(q.path < 0) per tile",
-     "q == k and not (q // q.weight <= q // q.weight)", "q == k and not (0 % q.weight == 0)"],
-)  # fmt: skip
-def test_numbers_of_other_frames_falling_ones_and_zero_prove_nothing_false(claim):
-    text = LAYOUTS + "mask shorter(n: tokens) = (len < n) per doc"
-    assert not never(Spec.from_text(text).mask(claim).core)
-
-
 def test_a_position_that_a_caller_gives_is_another_number_inside_per_and_perhaps_none():
     text = "segment doc = words[lens]* tail[..]\n@ahead @partial mask m(p: pos) = {}"
     for body in ("((p < 2) per words) and p < 2", "(p < 2 or p >= 2) and q == k"):
@@ -134,26 +71,6 @@ def test_a_position_that_a_caller_gives_is_another_number_inside_per_and_perhaps
     )
     # `p < 2` would say less than `(p < 2) per words`, and one of two cases less than anything.
     assert (both.num_pairs, either.num_pairs) == (2 * 2 * 3, 6 * 8)
-
-
-@pytest.mark.parametrize(
-    ("mask", "codes", "outcomes"),
-    [
-        ("@partial mask u(x: tokens) = causal and x < 2", [], ["proved"]),
-        ("@partial mask u(x: tokens) = causal and x < 1", ["W206"], ["proved"]),
-        ("@partial mask u(x: int) = causal and q - k == 0 - x", [], ["proved"]),
-        ("@partial mask u(x: int) = causal and x < row.x and x > 3", [], ["proved"]),
-        ("@partial mask u(x: int) = x < 2 and x > 3", ["E122"], ["failed", "proved"]),
-        ("mask u(x: tokens) = causal or x > 5 and q < k", [], ["proved", "tested"]),
-        ("mask u(x: tokens) = causal or x > 2 and q < k", ["E120"], ["proved", "failed"]),
-        ("mask u(x: tokens, y: int = 2 * x) = sliding(x) or sliding(y)", [], ["proved"] * 2),
-        ("mask u(m: mask) = m", [], []),
-    ],
-)  # fmt: skip
-def test_what_is_said_of_a_mask_with_parameters_holds_for_all_their_values(mask, codes, outcomes):
-    report = check_report(mask)
-    assert [found.code for found in report.diagnostics] == codes
-    assert [verdict.outcome for verdict in report.verdicts] == outcomes
 
 
 def test_a_formula_has_a_case_only_if_its_leaves_can_agree():
@@ -171,25 +88,6 @@ def test_terms_of_sums_come_in_the_order_in_which_a_proof_meets_them():  # not b
     for unknown in reversed(unknowns[1:]):
         total = total.plus(unknown)
     assert [unknown.family for unknown, _ in total.terms] == [(str(n),) for n in range(9)]
-
-
-@pytest.mark.parametrize(
-    "body",
-    ["(max(q, k) in e) per doc", "(k + 1 not in e or q == k) and same(doc)",
-     "max(q, k) in e and same(doc)"],
-)  # fmt: skip
-def test_what_cannot_be_decided_leaves_the_rest_of_a_mask_to_decide(body):
-    text = f"segment doc = [doc_lens]*  segment e = every 2  @ahead @partial mask m = {body}"
-    report = check_report(f"{text}  check m implies same(doc)")
-    assert report.verdicts[0].outcome == "proved"
-    assert "W208" not in {found.code for found in report.diagnostics}
-
-
-def test_what_cannot_be_decided_may_hold_or_not():
-    text = "segment doc = [doc_lens]*  segment e = every 2  @ahead @partial mask m ="
-    for body in ("max(q, k) in e", "not (k + 1 in e)", "same(doc) or max(q, k) in e"):
-        report = check_report(f"{text} {body}  check m implies same(doc)")
-        assert report.verdicts[0].outcome == "failed"
 
 
 # ---- which mask implies which other one, for every sample ----------------------------------------

@@ -53,7 +53,7 @@ def told(text: str) -> str:
     return "\n".join([*lines, report.summary()])
 
 
-@pytest.mark.parametrize("name", ["masks", "claims", "lints"])
+@pytest.mark.parametrize("name", ["masks", "claims", "lints", "proofs"])
 def test_reports_say_what_is_wrong_and_how_they_know(name, snapshots):
     found = {title: told(text) for title, text in read_texts(name).items()}
     snapshots.check(f"reports_{name}", found)

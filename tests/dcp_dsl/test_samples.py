@@ -62,16 +62,6 @@ def test_a_sample_that_is_missing_or_does_not_fit_is_explained(text, says):
 # ---- claims --------------------------------------------------------------------------------------
 
 
-def test_claims_over_layouts_with_arithmetic_are_tested():
-    text = "segment s = a[2 * n] b[n + 1]\nmask m = causal and same(s)\n"
-    assert check(f"{text}check m total\ncheck m implies causal") == ()
-
-
-def test_claims_over_layouts_of_the_library_behind_other_operators_are_tested():
-    assert check("check document and causal equals causal and document") == ()
-    assert [d.code for d in check("check not document implies causal")] == ["C401"]
-
-
 @pytest.mark.parametrize(
     "text", ["tiny", "lens = [3, 4]", '{"lens": [3, 4]}', '{"lens": [3, 4], "len": 7}', "s.json"]
 )
