@@ -8,12 +8,7 @@ from dcp_dsl.elaboration import nodes
 
 
 class NumberFunction(NamedTuple):
-    """A function of numbers.
-
-    Attributes:
-        fewest, most: arguments it takes.
-        build: returns the core program of a call with these arguments, at this place.
-    """
+    """A function of numbers: how many arguments it takes, and what makes its core program."""
 
     fewest: int
     most: int

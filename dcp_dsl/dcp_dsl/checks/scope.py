@@ -27,9 +27,8 @@ class Body:
 class Imported:
     """Names that `import` statements bring into a text, each with the scope it is read in.
 
-    Attributes:
-        files: texts of all files that were read, by their path below the folder of the text.
-        scopes: of these files, for a text that is not imported itself.
+    `files` are the texts that were read, by their path below the folder of the text; `scopes` those
+    of these files, for a text that is not imported itself.
     """
 
     masks: "dict[str, tuple[ast.MaskDef, Scope]]" = field(default_factory=dict)

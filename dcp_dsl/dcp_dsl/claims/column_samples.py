@@ -78,13 +78,8 @@ def draw_columns(
     """Draw a value for every column of some layouts.
 
     Lists of one repeated group have equal sizes. Layouts that share columns fit each other best
-    where all lists have one size, which is so for two of four indices.
-
-    Args:
-        layouts: checked.
-        index: chooses the lengths and sizes; 12 indices in a row have them all.
-        rng: where chance comes from.
-        reach: the most tokens of a part, if more than usual.
+    where all lists have one size, which is so for two of four indices; 12 indices in a row have all
+    lengths and sizes. `reach` is the most tokens of a part, if more than usual.
     """
     shortest, longest = _LENGTHS[index % len(_LENGTHS)]
     longest = max(longest, reach)
@@ -226,10 +221,7 @@ def complete_samples(
 ) -> Iterator[Sample]:
     """Yield each sample several times with the columns that it lacks; every call yields the same.
 
-    Args:
-        bases: samples with a length, in the order in which to complete them.
-        kinds: the columns to add. Without any, the samples come as they are.
-        core: the mask they are for; token columns also get the numbers it compares with.
+    Token columns also get the numbers that `core` compares with.
     """
     if not kinds:
         yield from bases

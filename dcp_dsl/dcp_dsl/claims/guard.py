@@ -131,11 +131,7 @@ class Guard:
 def read_decorators(
     found: tuple[ast.MaskDef, Scope] | None,
 ) -> tuple[bool, tuple[ast.Ident, ...], bool]:
-    """Return the meaning of a mask's decorators.
-
-    Returns:
-        Whether it may look ahead anywhere; the segments in which it may; whether it is `@partial`.
-    """
+    """Return if a mask may look ahead anywhere, in which segments, and if it is `@partial`."""
     decorators = () if found is None else found[0].decorators
     ahead = [d for d in decorators if d.name.text == "ahead"]
     is_anywhere = any(not d.arguments for d in ahead)

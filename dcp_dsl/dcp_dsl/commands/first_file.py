@@ -61,14 +61,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class FirstFile:
-    """What `dcpm init` found.
-
-    Attributes:
-        dataset: as given; None without one.
-        seen: the first names of columns, to be printed.
-        fits: the masks that fit, the best first.
-        cuts: other columns that add up to the tokens of every row.
-    """
+    """What `dcpm init` found; `cuts` are other columns that add up to the tokens of every row."""
 
     dataset: str | None
     seen: str = ""

@@ -77,12 +77,7 @@ class Factors:
 
 
 def factorise(core: nodes.Mask, frame: Frame) -> Parts | None:
-    """Return a mask as labelled parts; None if no condition is scattered, or a rest is not short.
-
-    Raises:
-        SpecError: for constants out of range.
-        OverBudget: if the cases take more steps than the frame allows.
-    """
+    """Return a mask as labelled parts; None if no condition is scattered or a rest is long."""
     if frame.num_tokens > MAX_TOKENS:
         return None
     factors = Factors.of(core, frame)

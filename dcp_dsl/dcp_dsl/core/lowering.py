@@ -164,11 +164,7 @@ class Lowering:
         return found
 
     def refuse_products(self, narrow: "Lowering", parts: "Sequence[nodes.Mask | Joined]") -> None:
-        """Refuse `q in a and k in b` before any piece is made, if both have too many stretches.
-
-        Raises:
-            TooManyPieces: only where the pieces of `conjunction` would be too many, too.
-        """
+        """Refuse `q in a and k in b` before any piece is made, if both have too many stretches."""
         if self.frame.outer is not None:  # each cell has few of them
             return
         slab, bands = (0, self.frame.num_tokens, 0, self.frame.num_tokens, 0, 0), {}
@@ -395,12 +391,7 @@ class Lowering:
         return self.compare(self.frame.look_up(function, at), "==")
 
     def listed(self, node: nodes.Listed) -> Region:
-        """Return the pairs for which a number of one token is in a list of the other.
-
-        Raises:
-            NotSeparable: if number and list belong to one token, or either to both.
-            TooManyPieces: if there are too many places of lists.
-        """
+        """Return the pairs for which a number of one token is in a list of the other."""
         index, values = self.frame.lists(node)
         rows, is_list_of_k = self.frame.look_up(index, node.at).single()
         numbers, is_item_of_k = self.frame.of_one_token(node.item)

@@ -50,11 +50,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: "NDArray[Any]", *, is_logarithmic: bool = False) -> "Distribution":
-        """Describe values; on a logarithmic scale the borders of bins are powers of two.
-
-        >>> Distribution.of(np.array([1, 2, 3, 9]), is_logarithmic=True).bins
-        (1, 2, 0, 1)
-        """
+        """Describe values; on a logarithmic scale the borders of bins are powers of two."""
         if not len(values):
             return cls(0, 0, 0, 0, 0, 0, (), ())
         edges = _doubling(values) if is_logarithmic else _even(values)
@@ -265,14 +261,8 @@ Progress = Callable[[int, int], None]
 def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> DatasetCoverage:
     """Decide for every row of a data set whether it may be trained on, and measure lengths.
 
-    Args:
-        spec: with `for` statements; the first that matches a file takes its rows.
-        path: see `read_dataset`.
-        progress: called for each batch.
-
-    Raises:
-        DatasetError: if the data set cannot be read.
-        SpecError: if a `for` statement cannot be compiled.
+    The first `for` statement that matches a file takes its rows. `progress` is called for each
+    batch.
     """
     sources = find_sources(path)
     taken: dict[int, list[Source]] = {}  # by the number of the statement

@@ -59,11 +59,7 @@ class Source:
         return cls(name, dict(zip(schema.names, schema.types, strict=True)), rows, table, stamp)
 
     def read(self, columns: Collection[str] | None = None) -> "pa.Table":
-        """Read all rows, with all columns or with those named; missing columns are left out.
-
-        Raises:
-            DatasetError: if the file is damaged.
-        """
+        """Read all rows, with all columns or with those named; missing columns are left out."""
         chosen = [name for name in self.columns if columns is None or name in columns]
         if self.table is not None:
             table = self.table.select(chosen)
@@ -74,11 +70,7 @@ class Source:
         return _validated(self.name, table, 0)
 
     def batches(self, columns: Collection[str]) -> "Iterator[pa.Table]":
-        """Read the rows in order, some thousands at a time, with these columns alone.
-
-        Raises:
-            DatasetError: if the file is damaged, or changes meanwhile.
-        """
+        """Read the rows in order, some thousands at a time, with these columns alone."""
         import pyarrow as pa
 
         chosen = [name for name in self.columns if name in columns]

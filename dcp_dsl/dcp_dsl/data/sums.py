@@ -177,8 +177,7 @@ def are_earlier(value: Any, ends: Sequence[int]) -> bool:  # Any: as above
 class ColumnSums:
     """Finds the columns that add up to the tokens of every row so far.
 
-    Attributes:
-        others_too: whether columns that are named after other things, such as turns, take part.
+    `others_too` lets columns that are named after other things, such as turns, take part.
     """
 
     others_too: bool = False
@@ -195,11 +194,7 @@ class ColumnSums:
     ) -> list[Cut]:
         """Take a row of `length` tokens; return the cuts that fit all rows so far.
 
-        Args:
-            number: of the row.
-            row: its columns.
-            length: its tokens.
-            passed: columns that state nothing of parts.
+        Columns in `passed` state nothing of parts.
         """
         names = tuple(n for n in row if isinstance(n, str) and n not in passed)
         if not (bits := self._bits.get(names, {(): 0.0})):

@@ -70,11 +70,7 @@ def references(document: Document, offset: int) -> list[Occurrence]:
 
 
 def rename(document: Document, offset: int, name: str) -> list[ast.Span]:
-    """Return the places where another name is to be written.
-
-    Raises:
-        RenameError: if nothing can be renamed here, or the name cannot stand in all these places.
-    """
+    """Return the places where another name is to be written."""
     if document.parsed.diagnostics:
         raise RenameError("mend the syntax errors first: names in them cannot be followed")
     found = references(document, offset)

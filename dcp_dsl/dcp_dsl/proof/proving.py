@@ -346,10 +346,7 @@ def never(
 ) -> bool:
     """Return whether a proof shows that a mask has no pair in these relations, in any sample.
 
-    Args:
-        mask: a core program; parameters that are left in it stand for every value.
-        relations: orders of query and key to look at.
-        budget: shared with other proofs; at most `MAX_STEPS` of it are spent.
+    Parameters left in it stand for every value. At most `MAX_STEPS` of the budget are spent.
     """
     return _hold_everywhere([mask], relations, budget, lambda formulas: not has_case(*formulas))
 
