@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from dcp_dsl import Sample, Spec, dense_mask
 from dcp_dsl.commands.mask_report import report_mask
 from dcp_dsl.commands.texts import check, fmt
-from dcp_dsl.interchange import formats
-from dcp_dsl.interchange.names import READABLE
 from dcp_dsl.syntax.diagnostic_formats import explanations
 
 
@@ -107,10 +105,6 @@ def test_the_keys_of_both_documents_are_the_documented_ones(run):
 
 
 # ---- `dcpm export` and `dcpm import`, as typed ---------------------------------------------------
-
-
-def test_formats_that_are_read_are_those_that_say_so():
-    assert tuple(formats.READERS) == READABLE
 
 
 # ---- `dcpm explain` ------------------------------------------------------------------------------

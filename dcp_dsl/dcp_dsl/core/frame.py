@@ -202,7 +202,12 @@ class Frame:
         return self.divide(left, node.op, self.divisor(node.right))
 
     def power(self, node: nodes.Arithmetic, value: NumberValue) -> NumberValue:
-        """Return a power or logarithm of a number of one token, or of none."""
+        """Return a power or logarithm of a number of one token, or of none.
+
+        Raises:
+            NotSeparable: for others; `by_distance` and bounds decide them.
+            TooManyPieces: if it has too many values.
+        """
         if isinstance(value, Term):
             function, is_of_k = value.single()
             own = Interval.exact(*function.at(np.arange(self.num_tokens))).combine(node.op, _ONE)
