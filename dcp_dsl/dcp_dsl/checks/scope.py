@@ -44,14 +44,9 @@ class Imported:
 class Scope:
     """Definitions of a text by name; of doubled names the first one counts.
 
-    Attributes:
-        program: the text they come from.
-        masks, stacks, samples, tokens: statements by their name.
-        segments: segment statements by their own name and by the names of the parts inside;
-            imported ones too, as imported tokens are among `tokens`.
-        imported: masks and stacks from other files.
-        constants: values by name, or why there is none; `program` has the values in their place.
-        bodies: of masks that were checked, by name; None for those that cannot be written out.
+    `segments` go by their own name and by the names of the parts inside; imported ones too, as
+    imported tokens are among `tokens`. `constants` holds values, or why there is none; `bodies` has
+    None for masks that cannot be written out.
     """
 
     program: Program

@@ -42,11 +42,8 @@ _ORDER: tuple[ColumnUse, ...] = get_args(ColumnUse)
 class _Style:
     """The way in which columns are drawn.
 
-    Attributes:
-        rng: where chance comes from.
-        shortest, longest: tokens of a part.
-        count: elements of every list; None for each list its own number, perhaps none.
-        at: tokens of the parts drawn so far; None behind a part whose length is no column.
+    `count` is how many elements every list has, None for each its own; `at` the tokens of the parts
+    drawn so far, None behind a part whose length is no column.
     """
 
     rng: Random
@@ -165,11 +162,8 @@ def _draw_parents(
 class ColumnContents:
     """The contents of a column, as far as the text says them.
 
-    Attributes:
-        source: how the mask reads it.
-        most: number of different ids; 0 for other columns.
-        size: numbers in each list of a column of lists, else None.
-        segment: the segment whose instances have a value each; None for tokens.
+    `most` is the number of different ids, `size` that of the numbers in each list of a column of
+    lists; `segment` has a value for each instance, None for tokens.
     """
 
     source: ColumnUse

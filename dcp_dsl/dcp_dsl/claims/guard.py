@@ -28,11 +28,8 @@ from dcp_dsl.syntax import ast
 class MaskRule:
     """The decorators of a mask, and the statements proved about it.
 
-    Attributes:
-        mask: the mask.
-        leaks: pairs that look ahead outside the segments of `@ahead(segment)`; None without it.
-        is_causal_proved: no sample can have a look-ahead that is not allowed, as with `@ahead`.
-        is_total_proved: in every sample every token sees something, or the mask is `@partial`.
+    `leaks` are pairs that look ahead outside the segments of `@ahead(segment)`. What `@ahead` and
+    `@partial` allow counts as proved.
     """
 
     mask: Mask

@@ -133,13 +133,9 @@ def first_wrong_pair(wrong: NDArray[np.bool_], sample: Sample) -> Failure | None
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The result of a search.
+    """The result of a search: the fault on the smallest sample that shows it, or None.
 
-    Attributes:
-        failure: the fault on the smallest sample that shows it, or None.
-        samples: number of samples tried.
-        code: warning that the search could not be completed, else empty.
-        reason, hint: why it could not, and the way out, perhaps empty.
+    `code` is the warning that the search could not be completed, else empty; `reason` says why.
     """
 
     failure: Failure | None

@@ -219,11 +219,7 @@ def _rectangles(cases: Mapping[int, list[int]]) -> list[tuple[list[int], list[in
 class _Rest:
     """The rest of a mask once some conditions are known, as regions; each is computed once.
 
-    Attributes:
-        lowering: evaluates the rests.
-        regions: different regions found so far.
-        made: nodes of rests, so that equal rests are one node.
-        index: the region of each rest, by its node.
+    Equal rests are one node of `made`; `index` is the region of each.
     """
 
     def __init__(self, lowering: Lowering) -> None:

@@ -57,16 +57,12 @@ class Joined:
 
 
 class Lowering:
-    """Evaluates masks in one frame.
+    """Evaluates masks in one frame, in the bands of rows and keys that matter.
 
-    Attributes:
-        frame: the coordinates, with the numbers in them.
-        bands: rows and keys that matter.
-        is_transposed: whether regions have the keys as their rows.
-        max_jobs: most pairs of pieces and runs that a comparison may take; by default some for
-            each instance that the sample lists, and `MAX_JOBS` more.
-        masks: masks already evaluated in these bands: an argument may be used several times.
-        bounds: all bounds evaluated; `among` asks whether they stayed inside the bands.
+    If `is_transposed`, regions have the keys as their rows. A comparison may take `max_jobs` pairs
+    of pieces and runs: by default some for each instance that the sample lists, and `MAX_JOBS`
+    more. `masks` are those already evaluated: an argument may be used several times. `among` asks
+    `bounds` whether they stayed inside the bands.
     """
 
     def __init__(

@@ -30,13 +30,10 @@ SHOWN_ROWS = 10  # refused rows that the text lists
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The distribution of some values.
+    """The distribution of some values; all 0 without any.
 
-    Attributes:
-        count: number of values.
-        smallest, median, mean, largest, total: 0 without values.
-        edges: ``B + 1`` borders of equally wide bins, on a logarithmic scale for lengths.
-        bins: ``B`` counts.
+    `edges` are ``B + 1`` borders of equally wide bins, on a logarithmic scale for lengths; `bins`
+    their ``B`` counts.
     """
 
     count: int
@@ -98,14 +95,9 @@ def _even(values: "NDArray[Any]") -> NDArray[np.float64]:
 class StatementCoverage:
     """The rows that one `for` statement took.
 
-    Attributes:
-        sources: files or splits, with their numbers of rows.
-        lengths: tokens of the accepted rows.
-        densities: pairs / tokens² by mask, of accepted rows at even distances.
-        is_causal_proved, is_total_proved: proved for every sample, so not decided row by row.
-        refused: the first `MAX_REFUSED` of the rows that must not be trained on.
-        problems: why whole sources are refused.
-        warnings: columns that cut rows into parts and that no mask reads.
+    `densities` are pairs / tokens² by mask, of accepted rows at even distances. What is proved for
+    every sample is not decided row by row. `refused` are the first `MAX_REFUSED` rows; `problems`
+    refuse whole sources.
     """
 
     statement: str

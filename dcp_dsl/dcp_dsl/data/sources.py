@@ -32,13 +32,9 @@ SAVED_MARKS = ("state.json", "dataset_dict.json")  # files that `save_to_disk` l
 class Source:
     """Rows that belong together: a file, or a split of a data set.
 
-    Attributes:
-        name: path, or ``hf:NAME/split``; `for` patterns are matched against it.
-        columns: types by name.
-        num_rows: number of rows.
-        table: the rows, if they are in memory or mapped; None if they are in the Parquet file
-            `name`.
-        stamp: what `_stamp` said of a Parquet file when it was found.
+    `name` is a path, or ``hf:NAME/split``; `for` patterns are matched against it. `table` is None
+    if the rows are in the Parquet file `name`, of which `stamp` is what `_stamp` said when it was
+    found.
     """
 
     name: str

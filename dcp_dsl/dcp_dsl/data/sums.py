@@ -27,11 +27,8 @@ Lengths: TypeAlias = int | list[int] | list[list[int]]
 class Cut:
     """Columns that add up to the tokens of a row, in the order of the row.
 
-    Attributes:
-        lengths: what they hold in that row.
-        parents: a column beside them with the number of an earlier part for each part, or -1;
-            empty without.
-        are_forks: whether these are tokens of the row instead, behind which parts go on.
+    `parents` is a column beside them with an earlier part for each part, or -1; or, if `are_forks`,
+    a token behind which it goes on.
     """
 
     lengths: Mapping[str, Lengths]

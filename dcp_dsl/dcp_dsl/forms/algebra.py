@@ -22,13 +22,7 @@ MAX_TOKENS = 2**15  # of masks compared pair by pair: a billion pairs
 
 @dataclass(frozen=True, slots=True)
 class MaskComparison:
-    """The difference of two masks on the same sample.
-
-    Attributes:
-        only_left, only_right: pairs that only one of them sees.
-        first: (query, key) of the first such pair in reading order, None if there is none.
-        first_is_left: whether the left mask sees that pair.
-    """
+    """The difference of two masks on a sample; `first` is (query, key), in reading order."""
 
     only_left: int
     only_right: int

@@ -24,10 +24,8 @@ class RenameError(DCPError):
 class Symbol:
     """Something that has a name.
 
-    Attributes:
-        space: masks, stacks, segments and tokens share one; parameters and bindings are local.
-        name: as it is written.
-        owner: where the statement or function begins that a local name belongs to, else 0.
+    Masks, stacks, segments and tokens share one `space`. `owner` is where the statement or function
+    begins that a local name belongs to, else 0.
     """
 
     space: Space

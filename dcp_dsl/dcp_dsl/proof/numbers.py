@@ -85,14 +85,10 @@ class Sum:
 
 @dataclass(slots=True)
 class Facts:
-    """Known facts about the unknowns of one world.
+    """Known facts about the unknowns of one world, such as the range of each family.
 
-    Attributes:
-        relation: how query and key lie to each other.
-        values: range of the unknowns of each family, for any token.
-        ranks: see `Unknown.rank`.
-        differences: range of a family's value at the query minus that at the key.
-        rising: families that never fall from a token to a later one.
+    `differences` is the range of a family's value at the query minus that at the key; `rising`
+    families never fall from a token to a later one.
     """
 
     relation: Relation

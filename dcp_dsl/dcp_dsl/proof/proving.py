@@ -62,14 +62,10 @@ class PartialNumber:
 
 @dataclass(slots=True)
 class Evaluation:
-    """Evaluates nodes in one world.
+    """Evaluates nodes in one world, with the facts about numbers there.
 
-    Attributes:
-        world: places of the two tokens.
-        facts: known facts about numbers there.
-        budget: steps left, for all worlds of one statement.
-        frame: names the coordinates: () for the sample; inside `per` also the segments around.
-        known: values of nodes, by node and frame.
+    `budget` is for all worlds of one statement. `frame` names the coordinates: () for the sample;
+    inside `per` also the segments around. `known` has the values of nodes, by node and frame.
     """
 
     world: World

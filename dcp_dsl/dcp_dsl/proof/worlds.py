@@ -39,11 +39,8 @@ class Placing:
 class World:
     """The order of a query and a key, and their places in each layout.
 
-    Attributes:
-        relation: which of them comes first.
-        layouts: number of each layout by the id of its statement. Equal statements of several files
-            lay out the same columns, so they have one number.
-        placings: by number of the layout.
+    Equal statements of several files lay out the same columns, so they have one number in
+    `layouts`.
     """
 
     relation: Relation
