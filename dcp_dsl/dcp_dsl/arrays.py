@@ -79,9 +79,6 @@ def element_type(array: Any) -> type[np.generic]:  # Any: an alias has no type
 
     Its arguments are those of `NDArray` from numpy 2.5 on; before, those of `ndarray`, a shape and
     a dtype.
-
-    >>> element_type(Ints)
-    <class 'numpy.int64'>
     """
     last = get_args(array)[-1]
     found: type[np.generic] = (get_args(last) or (last,))[0]
@@ -103,11 +100,7 @@ def _columns_of(record: type[Record]) -> tuple[dict[str | int, int], list[_Colum
 
 
 def sealed(array: NDArray[Any]) -> NDArray[Any]:  # Any: elements of every type
-    """Make a fresh array read-only in place, so that `readonly` does not copy it.
-
-    >>> sealed(np.arange(3)).flags.writeable
-    False
-    """
+    """Make a fresh array read-only in place, so that `readonly` does not copy it."""
     array.setflags(write=False)
     return array
 
@@ -128,13 +121,6 @@ def readonly(
 
     Raises:
         ValueError: if the number of dims, a length or a value does not fit.
-
-    >>> readonly("x", [1, 2], np.int32, (None,)).flags.writeable
-    False
-    >>> readonly("x", [1, 2], np.int32, (3,))
-    Traceback (most recent call last):
-    ...
-    ValueError: x: expected shape (3,), got (2,)
     """
     given = np.asarray(values)
     if given.ndim != len(shape) or any(

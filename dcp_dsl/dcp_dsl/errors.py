@@ -33,11 +33,7 @@ def printable(text: str) -> str:
 
 
 def list_names(names: Iterable[str], none: str = "") -> str:
-    """List names for a message; `none` stands for an empty list.
-
-    >>> list_names(["doc", "lens"]), list_names([], "no columns")
-    ('`doc`, `lens`', 'no columns')
-    """
+    """List names for a message; `none` stands for an empty list."""
     return ", ".join(f"`{name}`" for name in names) or none
 
 
@@ -88,13 +84,7 @@ class OverBudget(Exception):
 
 @dataclass(slots=True)
 class Budget:
-    """The elementary steps still allowed; everything that one call evaluates shares them.
-
-    >>> budget = Budget(10)
-    >>> budget.spend(7)
-    >>> budget.left
-    3
-    """
+    """The elementary steps still allowed; everything that one call evaluates shares them."""
 
     left: int
 

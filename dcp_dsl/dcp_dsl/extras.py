@@ -11,20 +11,12 @@ _MODULES = {"pillow": "PIL", "flash-attn-4": "flash_attn"}
 
 
 def install_line(extra: str) -> str:
-    """Return the way out where libraries of an extra are missing.
-
-    >>> install_line("plan")
-    "install it: pip install 'dcp-dsl[plan]'"
-    """
+    """Return the way out where libraries of an extra are missing."""
     return f"install it: pip install 'dcp-dsl[{extra}]'"
 
 
 def extra_of(module: str) -> str | None:
-    """Return the smallest extra that brings a library, ``None`` if there is none.
-
-    >>> extra_of("flash_attn.cute"), extra_of("numba"), extra_of("numpy")
-    ('flash', 'plan', None)
-    """
+    """Return the smallest extra that brings a library, ``None`` if there is none."""
     wanted = module.partition(".")[0]
     # `numba` is in `plan`, and in `run`, which contains it: the smaller one is enough.
     sizes = [

@@ -29,10 +29,6 @@ def replacing(path: str | Path, error: _Refusal) -> Iterator[Path]:
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
     older file as it was. A link keeps pointing at its file, and a file keeps its permissions. A
     pipe or a device is refused: the file would take its place.
-
-    Args:
-        path: of the file.
-        error: makes the exception that is raised if it cannot be written, from its message.
     """
     target = Path(os.path.realpath(path))
     draft = _draft(target)

@@ -5,8 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dcp_dsl import DatasetError, Sample, Spec, check, check_report, dense_mask, token_paths
-from dcp_dsl.language_server import complete_at
+from dcp_dsl import DatasetError, Sample, Spec, check, dense_mask, token_paths
 from dcp_dsl.syntax.source import format_source
 
 GROUPS = """
@@ -117,15 +116,6 @@ def test_positions_targets_and_weights_are_those_of_the_separate_sequences(text,
         assert found.num_paths.tolist() == times.tolist()
 
 
-def test_nodes_in_any_order_behind_their_parents_are_the_same_tree():
-    spec = Spec.from_text(TREE)
-    depth_first = Sample({"root_len": 1, "node_lens": [1] * 6, "parents": [-1, 0, 0, -1, 3, 3]}, 7)
-    level_wise = Sample({"root_len": 1, "node_lens": [1] * 6, "parents": [-1, -1, 0, 0, 1, 1]}, 7)
-    order = [0, 1, 4, 2, 3, 5, 6]
-    packed = dense_mask(spec.mask("near(2)"), depth_first)[np.ix_(order, order)]
-    np.testing.assert_array_equal(dense_mask(spec.mask("near(2)"), level_wise), packed)
-
-
 def test_a_part_behind_branches_goes_on_from_where_they_begin():
     text = "segment chat = turn(user[users] branch think[thinks] reply[replies])*  mask m = paths"
     columns = {"users": [1, 1], "thinks": [2, 1], "replies": [1, 1]}
@@ -141,49 +131,6 @@ def test_paths_inside_per_count_from_the_first_token_of_the_instance():
     seen = dense_mask(Spec.from_text(text).mask("a and causal"), sample)
     assert np.flatnonzero(seen[2]).tolist() == [0]
     assert np.flatnonzero(seen[5]).tolist() == [3, 5]  # paths 3, 2, 3
-
-
-@pytest.mark.parametrize(
-    ("text", "claim", "outcome"),
-    [
-        (TREE, "own equals paths", "proved"),
-        (TREE, "near implies own", "proved"),
-        (TREE, "sinks total", "proved"),
-        (TREE, "own lookback", "proved"),
-        (TREE, "near(len) equals own", "tested"),
-        (TREE, "own equals causal and (k in root or same(node))", "failed"),
-        (TREE, "own implies causal and (k in root or k in node)", "proved"),
-        (FORKS, "own equals paths", "proved"),
-        (FORKS, "near implies own", "proved"),
-        (FORKS, "own lookback", "proved"),
-        (FORKS, "own implies causal and (k in root or k in node)", "proved"),
-        (FORKS, "own equals causal and (k in root or same(node))", "failed"),
-        (FORKS, "k in root and causal implies own", "failed"),  # a fork may lie in the root
-        (FORKS, "same(node) and causal implies own", "proved"),
-        (GROUPS, "own equals causal and same(group) and (k in prompt or same(rollout))", "proved"),
-    ],
-)
-def test_claims_about_branches(text, claim, outcome):
-    verdicts = check_report(f"{text}\ncheck {claim}").verdicts
-    assert [v.outcome for v in verdicts if v.what.startswith(claim[:8])] == [outcome]
-
-
-@pytest.mark.parametrize(
-    ("parents", "said"),
-    [
-        ([0, -1], "branch 0 goes on from 0; expected an earlier branch, or -1"),
-        ([-1, -2], "branch 1 goes on from -2"),
-        ([-1], "has 1 parents for 2 branches"),
-        (3, "to be a list of integers"),
-        (None, "needs the column `parents`"),
-    ],
-)
-def test_a_column_of_parents_that_is_none_is_refused(parents, said):
-    columns = {"root_len": 1, "node_lens": [1, 1]}
-    columns |= {} if parents is None else {"parents": parents}
-    mask = Spec.from_text(TREE).mask("own")
-    with pytest.raises(DatasetError, match=said):
-        mask.compile(Sample(columns, 3))
 
 
 @pytest.mark.parametrize(
@@ -244,19 +191,6 @@ def test_a_column_named_token_is_written_in_quotes():
     assert not check('segment p = branch b[y]* from "token"  mask m = paths')
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("segment t = branch x[ls]* from ", {"token", "n", "forks"}),
-        ("segment t = branch x[ls]* from token ", {"n", "forks"}),
-        ("segment t = branch x[ls]* from token f branch ", {"every"}),
-    ],
-)
-def test_an_editor_proposes_columns_behind_from(text, wanted):
-    head = "segment s = branch y[n]* from token forks\n"
-    assert wanted <= {p.text for p in complete_at(head + text, len(head + text))}
-
-
 def test_a_column_of_forks_is_formatted_and_coloured_as_one_statement():
     text = "segment  t = branch x[ls]*from   token\n f"
     assert format_source(text) == "segment t = branch x[ls]* from token\n  f\n"
@@ -284,53 +218,6 @@ def test_a_tree_of_many_nodes_binds_in_depth_first_order():
     for i in range(1, count):
         depth[i] = depth[(i - 1) // 2] + 1
     assert form.num_pairs == 15 + sum(4 * (5 + 4 * d) + 10 for d in depth.tolist())
-
-
-@pytest.mark.parametrize(
-    ("mask", "what", "outcome"),
-    [
-        ("paths", "every path sees what it would see alone", "proved"),
-        ("paths and q.path - k.path < 3 and k in node", "every path sees", "proved"),
-        ("causal and k in root and q.path < 9 or same(node) and causal", "every path", "proved"),
-        ("paths and (q - k < 4 or q == k)", "nothing outside a token's path is seen", "proved"),
-        ("paths and same(mark) or paths and q.path < 1", "nothing outside", "proved"),
-        ("causal and q.path - k.path < 3", "every path sees", "failed"),
-        ("paths and q.path - k.path < row.w", "every path sees", "proved"),
-        ("paths or (q.path + k.path < 2 and k.path == 0 and q == k)", "every path sees", "proved"),
-    ],
-)
-def test_masks_on_paths_are_proved_to_be_those_of_separate_sequences(mask, what, outcome):
-    text = f"{TREE}segment mark = flags(marks)\n@partial mask m = {mask}"
-    (verdict,) = (v for v in check_report(text).verdicts if v.what.startswith(f"mask m: {what}"))
-    assert verdict.outcome == outcome
-
-
-@pytest.mark.parametrize(
-    ("mask", "what", "outcome"),
-    [
-        ("paths and q.path - k.path < 3 and k in node", "every path sees", "proved"),
-        ("paths and q.node.pos > 1", "every path sees", "proved"),
-        ("paths and k.node.start > 2", "every path sees", "failed"),
-        ("paths and q.node.end - q < 3", "every path sees", "untested"),
-        ("paths and (q - k < 2 per node)", "nothing outside", "proved"),
-        ("paths and (len - q < 2 per node)", "nothing outside", "proved"),
-    ],
-)
-def test_facts_of_a_branch_that_forks_are_asked_as_a_path_has_them(mask, what, outcome):
-    report = check_report(f"{FORKS}@partial mask m = {mask}")
-    (verdict,) = (v for v in report.verdicts if v.what.startswith(f"mask m: {what}"))
-    assert verdict.outcome == outcome
-
-
-def test_a_mask_that_never_speaks_of_paths_makes_no_claim_about_them():
-    text = "segment part = question[n] branch answer[lens]*  mask m = causal and same(part)"
-    assert not [v for v in check_report(text).verdicts if "path" in v.what]
-
-
-@pytest.mark.parametrize("part", ["branch b[y]", "b[y]*"])
-def test_only_branches_that_repeat_have_parents(part):
-    (found,) = check_report(f"segment p = a[x] {part} from up").diagnostics
-    assert (found.code, found.message) == ("E113", "only branches that repeat have parents")
 
 
 @pytest.mark.parametrize(
@@ -366,24 +253,3 @@ def test_a_branch_beside_which_nothing_stands_is_found(layout, is_empty):
     other = Spec.from_text(f"segment part = {plain}\nmask m = {meant}").mask("m")
     read = {name: own[name] for name in other.columns}
     assert np.array_equal(mine, dense_mask(other, Sample(read, length))) == is_empty
-
-
-@pytest.mark.parametrize(
-    ("layout", "mask", "outcome"),
-    [
-        ("question[n] branch answer[lens]*",
-         "@ahead(answer) mask a = paths or same(answer)", "proved"),
-        ("question[n] branch turn(user[us] think[ts])*",
-         "@ahead(turn) mask a = paths or same(turn)", "proved"),
-        ("prompt[n] branch node[lens]* from up",
-         "@ahead(node) mask a = paths or same(node)", "proved"),
-        ("prompt[n] branch node[lens]* from token up",
-         "@ahead(node) mask a = paths or same(node)", "failed"),
-        ("question[n] branch turn(user[us] branch think[ts] reply[rs])*",
-         "@ahead(turn) mask a = paths or same(turn)", "failed"),
-    ],
-)  # fmt: skip
-def test_look_ahead_in_ones_own_branch_is_no_other_branch(layout, mask, outcome):
-    found = check_report(f"segment part = {layout}  {mask}").verdicts
-    (about,) = [v.outcome for v in found if "path" in v.what]
-    assert about == outcome

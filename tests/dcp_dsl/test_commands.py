@@ -1,16 +1,22 @@
-"""`dcpm check` and `dcpm fmt` as a person runs them."""
+"""Commands on masks and texts as a person runs them."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dcp_dsl.cli import dcpm
+from dcp_dsl import Sample, Spec, dense_mask
+from dcp_dsl.commands.mask_report import report_mask
 from dcp_dsl.commands.texts import check, fmt
+from dcp_dsl.syntax.diagnostic_formats import explanations
 
 
 @pytest.fixture
@@ -95,22 +101,53 @@ def test_the_keys_of_both_documents_are_the_documented_ones(run):
         assert schema in page
 
 
-@pytest.mark.parametrize(
-    ("line", "status"),
-    [
-        ("show a.dcpm --mask nope", 2),
-        ("blocks a.dcpm --mask nope", 2),
-        ("explain a.dcpm --mask nope", 2),
-        ("export a.dcpm --mask nope --format dense --len 9 --out x.npz", 2),
-        ("plan a.dcpm --mask nope --sample len=9", 2),
-        ("diff nope causal", 2),
-        ("show bad.dcpm", 1),  # an error in the text is a finding
-    ],
-)
-def test_a_mask_asked_for_that_is_none_is_wrong_usage(tmp_path, monkeypatch, run, line, status):
-    monkeypatch.chdir(tmp_path)
-    Path("a.dcpm").write_text("mask a = causal")
-    Path("bad.dcpm").write_text("mask a = nope")
-    result = run(dcpm, *line.split())
-    assert "unknown name `nope`" in str(result.exception), result.output
-    assert result.exception.exit_code == status
+# ---- `dcpm blocks`, on every mask of the real specs ----------------------------------------------
+
+
+# ---- `dcpm export` and `dcpm import`, as typed ---------------------------------------------------
+
+
+# ---- `dcpm explain` ------------------------------------------------------------------------------
+
+
+ROOT = Path(__file__).parents[2]
+SPEC = Spec.from_text("""
+segment part = question[question_len] answer[answer_lens]*
+mask shared = causal and (k in question or same(answer))
+@partial mask odd = q - k == 3 or local(3) and q in answer
+""")
+
+
+def test_every_documented_code_is_explained():
+    pages = sorted((ROOT / "docs").glob("diagnostics-*.md"))
+    titles = [t for p in pages for t in re.findall(r"^## ([A-Z]\d{3}) ", p.read_text(), re.M)]
+    assert sorted(explanations()) == sorted(titles)
+
+
+CALLS = ["shared", "odd", "full", "streaming(2, 3)", "dilated(6, 2)", "strided(3)"]
+
+
+@given(st.sampled_from(CALLS), st.integers(1, 30), st.integers(1, 9))
+def test_counts_are_those_of_the_dense_mask(call, length, block):
+    mask = SPEC.mask(call)
+    sample = Sample({"question_len": length // 3, "answer_lens": [length - length // 3]}, length)
+    report, dense = report_mask(mask, sample, block, 64), dense_mask(mask, sample)
+    size = -(-length // block)
+    padded = np.zeros((size * block, size * block), int)
+    padded[:length, :length] = dense
+    tiles = padded.reshape(size, block, size, block).sum(axis=(1, 3))
+    edges = np.minimum(np.arange(size) * block + block, length) - np.arange(size) * block
+    areas = np.outer(edges, edges)
+    assert report.pairs == dense.sum()
+    assert report.widest_row == dense.sum(axis=1).max()
+    assert report.blocks == size * size
+    assert report.full_blocks == (tiles == areas).sum()
+    assert report.partial_blocks == ((tiles > 0) & (tiles < areas)).sum()
+    assert report.fill == pytest.approx(dense.sum() / max(1, areas[tiles > 0].sum()))
+    assert report.flops_per_head == 2 * 2 * 64 * dense.sum()
+    assert report.density == pytest.approx(dense.mean())
+
+
+def test_long_masks_are_counted_without_looking_at_tokens():
+    report = report_mask(SPEC.mask("streaming(64, 4k)"), Sample(length=1 << 20), 512, 64)
+    assert (report.widest_row, report.blocks) == (4160, 2048**2)

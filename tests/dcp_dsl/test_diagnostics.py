@@ -181,12 +181,3 @@ def test_masks_that_double_their_argument_are_evaluated_once():
     assert Spec.from_text(text).mask("a").bind(Sample(length=4)).num_pairs == 10
     found = check(f"{text}\ncheck a equals causal")
     assert [(d.code, d.line, d.column) for d in found] == [("W206", 1, 23)]  # the first `m`
-
-
-@pytest.mark.parametrize(
-    "argument", ["q - k", "q - k + 1", "1 + (q - k)", "2 * (q - k)", "(q - k) // 2", "-(k - q)"]
-)
-def test_a_number_that_a_mask_takes_may_not_depend_on_a_position(argument):
-    (found,) = check(f"mask m = sliding({argument})")
-    assert found.code == "E107"
-    assert "may not depend on a position" in found.message

@@ -101,34 +101,6 @@ def test_a_document_without_parts_counts_among_documents_only():
 
 
 @pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("k.a == a.count - 1", "E124"),
-        ("page.count == 1", "E124"),
-        ("k.b < b.count where b = every 2 in doc", "E124"),
-        ("(a.count == 1) per span", "E124"),
-        ("c == 1 where c = a.count", "E124"),
-        ("(a.count == 1) per doc", None),
-        ("((a.count == 1) per whole) per doc", None),
-        ("(a.count == 1) per page", None),
-        ("(b.count == 1) per doc where b = every 2 in doc", None),
-        ("(p.count == 1 or doc.count == 1 or span.count == 1) per page", None),
-        ("(page.count == 1) per a", None),
-    ],
-)
-def test_a_count_says_whose(text, code):
-    found = [d for d in check(f"{LAYOUT}@ahead @partial mask m = {text}") if d.severity == "error"]
-    assert [d.code for d in found] == ([] if code is None else [code])
-
-
-def test_the_message_of_a_count_names_the_parent_and_the_way_out():
-    (found,) = (d for d in check(f"{LAYOUT}mask m = k.a == a.count - 1") if d.severity == "error")
-    assert found.message == "every `doc` has its own `a.count`; this does not say whose"
-    assert "`k.a.count`" in found.hint
-    assert "per doc" in found.hint
-
-
-@pytest.mark.parametrize(
     ("text", "keys"),
     [
         ("k + 1 in last(a, 2)", [[0, 1, 2]] * 4),  # token 4 is none
@@ -150,52 +122,12 @@ def test_a_lookup_outside_the_sample_or_the_instance_finds_nothing(text, keys):
     assert keys_of(text, {"x": [[2, 0], [1, 1]], "t": [1, 9, 3, 7]}, 4) == keys
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["f(q).start <= k where f(t) = t.doc", "(q.doc + 1).start <= k", "g.end > k where g = q.doc"],
-)
-def test_a_border_of_a_computed_number_is_a_kind_error(text):
-    (found,) = check(f"{LAYOUT}@ahead @partial mask m = {text}")
-    assert found.code == "E102"
-    assert "a `doc` number has no" in found.message
-    assert "write `q.doc." in found.hint
-
-
-def test_a_property_that_no_instance_has_is_told_with_those_there_are():
-    (found,) = check(f"{LAYOUT}@ahead @partial mask m = q.doc.elephant > k")
-    assert (found.code, found.message) == ("E102", "an instance has no `.elephant`")
-    assert found.hint == "`.start`, `.end`, `.len`, `.pos`, `.path` or `.count`"
-
-
 def test_a_lookup_behind_a_border_is_tested_and_drawn():
     found = check(
         "segment e = every 2  token t  @ahead @partial mask m = q.e.end.t < 7\n"
         "sample s(t = [1, 9, 3, 9])  check m implies full on s"
     )
     assert not found
-
-
-@pytest.mark.parametrize("claim", ["{} in p total", "({}).p == q.p total"])
-def test_a_position_that_is_nothing_is_not_proved_to_lie_anywhere(claim):
-    # start + pos is the token itself, but only inside `a`.
-    text = f"segment p = a[x] b[y]\ncheck {claim.format('q.a.start + q.a.pos')}"
-    assert [d.code for d in check(text)] == ["C403"]
-
-
-@pytest.mark.parametrize(
-    ("layout", "claim"),
-    [
-        ("segment pick = p6[x] q6[y]*", "not same(p6) total"),
-        ("segment pick = g3[x] g4[y]", "k in g4 total"),
-        ("segment pick = g3[x] g4[y]*", "k in last(g4) or k in g3 total"),
-        ("segment pick = g3[x] g4[..]", "k in g4 total"),
-        ("segment pick = doc(g3[x] g4[y]*)*", "k in g4 or k not in first(doc) total"),
-        ("segment pick = doc(g3[x] g4[y]*)*", "q - k <= 8 and k not in last(doc) total"),
-        ("segment pick = (g3[x] g4[y])*", "k in last(g4) or k in g3 total"),
-    ],
-)
-def test_a_claim_that_an_empty_part_breaks_fails(layout, claim):
-    assert [d.code for d in check(f"{layout}\ncheck {claim}")] == ["C403"]
 
 
 def test_drawn_columns_hold_every_way_of_being_empty():

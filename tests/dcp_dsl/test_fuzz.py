@@ -1,15 +1,18 @@
-"""Whatever is typed ends in a checked text or in diagnostics, never in another exception.
+"""Texts of every kind: wrong specs raise exactly their codes, and whatever is typed ends well."""
 
-Three kinds of texts: soups of words of the language, specs with some words changed, and arbitrary
-characters. Each is checked whole: syntax, names, proofs, tests of claims, lints.
-"""
-
+import json
 import random
+import shutil
+from collections import Counter
+from pathlib import Path
 
 import pytest
-from fuzz_texts import assert_ends_well, mutated, soup
+from click.testing import CliRunner
+from fuzz_texts import BAD, FIXTURES, assert_ends_well, mutated, soup
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from dcp_dsl.commands.texts import check
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -35,3 +38,38 @@ def test_a_thousand_more_texts_end_in_diagnostics(seed):
     for _ in range(500):
         assert_ends_well(soup(rng))
         assert_ends_well(mutated(rng))
+
+
+# ---- wrong specs (`fixtures/bad.txt`), each with the codes it raises in its first line -----------
+
+
+def expected(text):
+    first, *_ = text.splitlines()
+    return Counter(first.removeprefix("# expects:").split())
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fixtures")
+    shutil.copytree(FIXTURES / "specs", folder / "specs")  # one text wants a file outside its own
+    (folder / "bad").mkdir()
+    paths = [folder / "bad" / f"{name}.dcpm" for name in BAD]
+    for path in paths:
+        path.write_text(BAD[path.stem], encoding="utf-8")
+    result = CliRunner().invoke(check, [*map(str, paths), "--json"])
+    assert result.exit_code == 1
+    found = {name: [] for name in BAD}
+    for finding in json.loads(result.stdout)["findings"]:
+        found[Path(finding["file"]).stem].append(finding)
+    return found
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_spec_gives_exactly_its_codes_each_at_a_place_in_the_text(name, findings):
+    text = BAD[name]
+    assert Counter(f["code"] for f in findings[name]) == expected(text)
+    lines = text.splitlines()
+    for finding in findings[name]:
+        assert finding["message"]
+        assert 1 <= finding["line"] <= len(lines)
+        assert 1 <= finding["column"] < finding["end_column"] <= len(lines[finding["line"] - 1]) + 2

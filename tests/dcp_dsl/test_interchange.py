@@ -7,7 +7,6 @@ import sys
 import zipfile
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -428,10 +427,6 @@ def test_arrays_that_are_no_mask_are_refused_in_words(export, message):
 # ---- block tables --------------------------------------------------------------------------------
 
 
-class _Cell(int):
-    """A number as FlashAttention-4 hands it to `mask_mod`."""
-
-
 def run_flash4(tmp_path, export):
     """Run the written file against stand-ins for the libraries that it imports."""
     write_export(tmp_path / "mask_file.py", export)
@@ -635,24 +630,3 @@ def test_archives_and_headers_with_any_byte_changed_are_read_or_refused(tmp_path
         except ExchangeError:
             refused += 1
     assert 20 < refused < 100
-
-
-def test_unknown_suffixes_and_unwritable_places_are_refused(tmp_path):
-    export = export_mask(Slabs(1, [0], [1], [0], [1], [0], [0]), "magi")
-    for path, message in (
-        (tmp_path / "x.txt", "ends in .npz, .json, .py"),
-        (tmp_path / "no" / "x.npz", "cannot be written"),
-        (tmp_path / "x.py", "has no source"),
-    ):
-        with pytest.raises(ExchangeError, match=message):
-            write_export(path, export)
-    assert list(Path(tmp_path).iterdir()) == []
-
-
-def test_a_difference_is_counted_and_its_first_pair_named():
-    spec = Spec.from_text("")
-    left, right = (spec.mask(m).bind(Sample(length=5)) for m in ("causal", "sliding(3)"))
-    found = find_difference(left, right)
-    assert (found.only_left, found.only_right, found.first, found.first_is_left) == (
-        3, 0, (3, 0), True,
-    )  # fmt: skip

@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dcp_dsl import Sample, Spec, check, check_report, dense_mask, format_source, token_paths
+from dcp_dsl import Sample, Spec, check, dense_mask, format_source, token_paths
 from dcp_dsl.language_server import complete_at
 
 RAG = "segment rag = system[s] branch chunk[lens]* join ask[n] branch answer[m]*\n"
@@ -166,56 +166,6 @@ def test_many_joins_of_one_row_are_counted():
     assert token_paths(spec.mask("m"), sample).position.max() == 7 * turns - 1
 
 
-@pytest.mark.parametrize(
-    ("layout", "claim", "outcome"),
-    [
-        (RAG, "paths equals causal and (same(chunk) or k in system or same(answer) or "
-              "q not in chunk and k not in answer)", "proved"),
-        (RAG, "paths implies causal and not (k in answer and not same(answer))", "proved"),
-        (RAG, "causal and q in ask implies paths", "proved"),
-        (RAG, "causal and q in answer implies paths", "failed"),
-        (TURNS, "causal and same(chat) and q in say implies paths", "proved"),
-        (TURNS, "causal and same(chat) and not same(turn) implies paths", "proved"),
-        ("segment s = branch a(branch b[bs]* join c[cs])* join d[n]\n",
-         "causal and q in d implies paths", "proved"),
-        # joined inside a branch that nothing outside joins
-        ("segment s = branch a(branch b[bs]* join c[cs])* d[n]\n",
-         "causal and q in d implies paths", "failed"),
-        ("segment s = branch a(branch g(b[bs]*) join c[m]) e[n]\n",
-         "causal and q in e and k in b implies paths", "failed"),
-        # the last repetition of h may lack c, so nothing may join what it found
-        ("segment s = g(h(branch b[bs]* join c[cs])* e[es])*\n",
-         "causal and same(g) and q in e implies paths", "tested"),
-    ],
-)  # fmt: skip
-def test_claims_about_joins(layout, claim, outcome):
-    report = check_report(f"{layout}mask m = paths\ncheck {claim}")
-    assert [v.outcome for v in report.verdicts if v.what == claim] == [outcome]
-
-
-@pytest.mark.parametrize(
-    ("mask", "outcome"),
-    [
-        ("paths", "proved"), ("paths and q.path - k.path < 3", "proved"),
-        ("paths and q - k < 3", "untested"), ("paths and q.chunk == k.chunk", "untested"),
-    ],
-)  # fmt: skip
-def test_what_a_path_alone_would_see_is_proved_or_said_to_be_untested(mask, outcome):
-    report = check_report(f"{RAG}@partial mask m = {mask}")
-    found = [v.outcome for v in report.verdicts if "sees what it would see alone" in v.what]
-    assert found == [outcome]
-
-
-def test_the_number_of_a_branch_that_nothing_joins_is_another_one_alone():
-    (found,) = check(f"{RAG}mask m = paths and (q == k or q.answer == 0)")
-    assert found.code == "W212"
-
-
-def test_tokens_that_see_another_branch_are_found():
-    found = check(f"{RAG}mask m = causal and (paths or q in answer)")
-    assert [d.code for d in found] == ["W209"]
-
-
 @pytest.mark.parametrize("layout", ["doc[ds]* join ask[n]", "join ask[n] branch doc[ds]*"])
 def test_a_join_of_no_branch_is_found_and_its_remedy_helps(layout):
     text = f"segment s = {layout}  mask m = causal and same(s)"
@@ -224,11 +174,6 @@ def test_a_join_of_no_branch_is_found_and_its_remedy_helps(layout):
     assert not [d for d in check(text.replace("join ", "")) if "joins nothing" in d.message]
     mended = "segment s = branch doc[ds]* join ask[n]  mask m = causal and same(s)"
     assert not [d for d in check(mended) if d.code == "W215"]
-
-
-def test_a_join_has_no_parents_and_is_no_branch():
-    assert [d.code for d in check("segment s = branch a[xs]* join b[ns]* from ps")] == ["E113"]
-    assert any(d.severity == "error" for d in check("segment s = branch a[xs]* branch join b[n]"))
 
 
 def test_joins_are_formatted_and_proposed():

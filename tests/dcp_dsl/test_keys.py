@@ -13,9 +13,7 @@ from dcp_dsl import (
     Picture,
     Sample,
     Spec,
-    SpecError,
     block_sparsity,
-    check,
     check_report,
     dense_mask,
     export_mask,
@@ -135,34 +133,6 @@ def test_a_sample_has_the_length_of_its_queries():
     assert spec.sample("s").length == 3
 
 
-def test_what_takes_one_sequence_refuses_such_a_mask():
-    mask = Spec.from_text(FLAMINGO).mask("m")
-    with pytest.raises(DatasetError, match=r"looks at keys of `media`: expected a mask of one"):
-        mask.compile(Sample({"lead_len": 1, "turn_lens": [2], "image_lens": [9]}, 3))
-
-
-def test_a_claim_on_two_sequences_is_tested_never_proved():
-    text = (
-        FLAMINGO
-        + """@keys(media) @partial mask n = q.turn == k.image and k in image
-    sample s(lead_len = 1, turn_lens = [2, 1], image_lens = [3, 3])
-    check m equals n  check m total on s"""
-    )
-    report = check_report(text)
-    outcomes = {v.what: v.outcome for v in report.verdicts}
-    assert outcomes["m equals n"] == "tested"
-    assert outcomes["m total on s"] == "failed"
-    assert [d.code for d in report.diagnostics] == ["C403"]
-
-
-def test_a_claim_on_aligned_sequences_is_proved_for_every_token_of_the_keys():
-    text = PREFILL.format(corner="bottom_right", mask="sliding(4)").replace("@partial", "")
-    verdicts = check_report(text).verdicts
-    assert {v.outcome for v in verdicts} == {"proved"}
-    leaks = PREFILL.format(corner="bottom_right", mask="k <= q + 1").replace("@partial", "")
-    assert [d.code for d in check(leaks)] == ["E120"]
-
-
 CACHE = "segment cache = entry[kv_len]  @keys(cache, {}) {} mask m = {}  "
 FITTING = ", where no sample has more queries than keys"
 
@@ -186,12 +156,6 @@ def test_rows_before_the_first_key_are_excluded_in_the_verdict_and_found_on_samp
     assert not mended.diagnostics
 
 
-def test_with_top_left_every_query_is_a_key_so_no_condition_is_needed():
-    verdicts = check_report(CACHE.format("top_left", "", "causal") + "check m total").verdicts
-    assert ("m total", "proved") in {(v.what, v.outcome) for v in verdicts}
-    assert "W207" in {d.code for d in check(CACHE.format("top_left", "@partial", "causal"))}
-
-
 @pytest.mark.parametrize("corner", ["bottom_right", "top_left"])
 @pytest.mark.parametrize(
     "shown", ["causal", "streaming(1, 2)", "causal and k <= q // 2", "causal per entry"]
@@ -211,73 +175,6 @@ def test_what_is_proved_on_a_corner_holds_for_every_pair_of_lengths(corner, show
         is_condition = queries <= kv_len or corner == "top_left"
         is_total = any(what.startswith("m total") for what in proved)
         assert not (is_total and is_condition) or seen.any(axis=1).all()
-
-
-@pytest.mark.parametrize(
-    ("statement", "message"),
-    [
-        ("@keys(s) mask a = causal", "compares places of queries and of keys"),
-        ("@keys(s) mask a = min(q, 4) == k - 2", "compares places of queries and of keys"),
-        ("@keys(s) mask a = q.f.start <= k.e.start", "compares places of queries and of keys"),
-        ("@keys(s) mask a = same(e)", "`same` needs two tokens of one sequence"),
-        ("@keys(s) mask a = k in e per e", "`per` needs two tokens of one sequence"),
-        ("@keys(s) mask a = k < len", "`len` could be that of the queries or of the keys"),
-        ("@keys(s) mask a = k in f", "`f` belongs to the queries, `k` to the keys"),
-        ("@keys(s) mask a = q in e", "`e` belongs to the keys, `q` to the queries"),
-        ("@keys(s) mask a = k.w == q.w", "token column `w` belongs to the keys, `q` to the que"),
-        ("@keys(s) mask a = k in m", "tiles could be cut from the queries or from the keys"),
-        ("@keys(s) mask a = max(q, k) in e", "this is no place of the queries, and none of"),
-        ("@keys(s) mask a = flag.count == 2", "this counts instances of queries or of keys"),
-        ("@keys(s, bottom_right) mask a = q in f", "`f` is no part of `s`, which lays the keys"),
-        ("@keys(r) mask a = k in x", "`r` asks for the length of the sample"),
-        (
-            "@keys(s, top_left) @ahead(f) mask a = true",
-            "`f` is no part of `s`, which lays the keys",
-        ),
-        ("@keys(e) mask a = k in e", "`e` lays out no sequence"),
-        ("@keys(m) mask a = k in e", "`m` lays out no sequence"),
-        ("@keys(s) mask b = k in e  mask a = b and causal", "`b` looks at keys of `s`"),
-        ("@keys(s) mask b = k in e  check b implies causal", "compares places of queries and of"),
-        (
-            "@keys(s) mask b = k in e  @keys(t) mask c = k in f  check b implies c",
-            "keys of different sequences",
-        ),
-    ],
-)
-def test_what_mixes_the_sequences_is_refused(statement, message):
-    text = f"""segment s = e[e_lens]*  segment t = f[f_lens]*  segment r = x[..]
-    segment m = every 4  segment flag = flags(flag_list)  token w {statement}"""
-    with pytest.raises(SpecError) as caught:
-        Spec.from_text(text)
-    (found, *_) = caught.value.diagnostics
-    assert found.code == "E126"
-    assert message in found.message
-
-
-def test_unknown_corners_and_missing_layouts_name_the_way_out():
-    text = "segment s = e[n]  @keys(s, botom_right) mask a = causal  @keys mask b = k < 1"
-    assert [(d.code, d.hint) for d in check(text)][:2] == [
-        ("E101", "did you mean `bottom_right`?"),
-        ("E106", "write `@keys(source)`, or `@keys(cache, bottom_right)` where positions compare"),
-    ]
-
-
-@pytest.mark.parametrize("second", ["@keys(s)", "@keys(t)", "@keys(s, bottom_right)"])
-def test_a_mask_has_one_sequence_of_keys(second):
-    (found,) = check(f"segment s = e[n]  segment t = f[m]  @keys(s) {second} mask a = k in e")
-    assert (found.code, found.column) == ("E108", 46)
-
-
-def test_keys_of_a_constant_length_want_a_sample_of_queries():
-    (found,) = check("segment s = e[4]  @keys(s) mask a = k in e")
-    assert (found.code, found.message) == (
-        "W293", "whether every token sees something is not tested: no sample gives a length"
-    )  # fmt: skip
-
-
-def test_lists_of_tokens_are_tried_at_a_corner():
-    text = "segment s = e[n] token sel[2] @keys(s, bottom_right) mask a = k in q.sel and causal"
-    assert [d.code for d in check(text)] == ["W293"]  # made-up lists prove nothing
 
 
 def test_a_layout_written_twice_is_one_sequence():
@@ -387,17 +284,6 @@ def test_varlen_of_packed_cross_attention_is_one_call_with_two_tables_of_lengths
     assert varlen.values["calls"] == 1
     assert varlen.arrays["0.cu_seqlens_q"].tolist() == [0, 3, 5, 9]
     assert varlen.arrays["0.cu_seqlens_k"].tolist() == [0, 2, 6, 9]
-
-
-def test_an_expression_beside_a_mask_with_keys_has_its_keys():
-    text = (
-        FLAMINGO
-        + """sample s(lead_len = 1, turn_lens = [2, 1], image_lens = [3, 3])
-    check m equals q.turn == k.image on s  check k in image implies m on s"""
-    )
-    assert [(d.code, d.line) for d in check(text)] == [("C401", 6)]
-    text = PREFILL.format(corner="bottom_right", mask="causal").replace("@partial", "")
-    assert {v.outcome for v in check_report(text + " check m equals causal").verdicts} == {"proved"}
 
 
 def test_any_window_of_queries_and_keys_is_that_of_the_whole_mask():

@@ -1,5 +1,9 @@
-"""The language server, driven over standard input and output as an editor drives it."""
+"""The language server, driven over standard input and output as editors drive it."""
 
+import json
+import shutil
+import subprocess
+import sys
 from base64 import b64decode
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,7 +15,6 @@ from pygls.workspace import Workspace
 
 from dcp_dsl import check, format_source
 from dcp_dsl.language_server.server import MaskServer
-from dcp_grammar import MASKS
 
 pytest.importorskip("pygls", exc_type=ImportError)
 
@@ -122,31 +125,6 @@ def test_quick_fixes_mend_the_text(editor, tmp_path):
     assert fix["diagnostics"][0]["code"] == "E004"
 
 
-def test_hover_shows_definition_comment_and_picture(editor, opened):
-    said = editor.at("hover", opened, TEXT, "sh|ared total")["contents"]
-    assert said["kind"] == "markdown"
-    assert "mask shared(w: tokens = 4k) = causal" in said["value"]
-    assert "Answers see the question and themselves." in said["value"]
-    assert "│█▄" in said["value"]
-    assert "a answer" in said["value"]
-    assert "k <= q" in editor.at("hover", opened, TEXT, "ca|usal")["contents"]["value"]
-    word = editor.at("hover", opened, TEXT, "sa|me")["contents"]["value"]
-    assert "the same instance" in word
-    segment = editor.at("hover", opened, TEXT, "k in quest|ion")["contents"]["value"]
-    assert "`question_len`, `answer_lens`" in segment
-    parameter = editor.at("hover", opened, TEXT, "k < |w")["contents"]["value"]
-    assert "a number of tokens" in parameter
-    assert editor.at("hover", opened, TEXT, "# Answers se|e") is None
-
-
-def test_hover_draws_with_the_arguments_of_the_first_check(editor, tmp_path):
-    text = "mask a = dilated(step = 2)\n"
-    uri = (tmp_path / "d.dcpm").as_uri()
-    editor.open(uri, text)
-    said = editor.at("hover", uri, text, "dil|ated")["contents"]["value"]
-    assert "dilated(window = 6): 12 tokens" in said
-
-
 def test_editors_with_images_get_a_drawn_picture(tmp_path):
     client = Editor(tmp_path, initializationOptions={"pictures": "svg"})
     uri = (tmp_path / "a.dcpm").as_uri()
@@ -155,42 +133,6 @@ def test_editors_with_images_get_a_drawn_picture(tmp_path):
     data = value.split("data:image/svg+xml;base64,")[1].split(")")[0]
     assert ElementTree.fromstring(b64decode(data)).tag.endswith("svg")
     client.close()
-
-
-@pytest.mark.parametrize(
-    ("text", "expected", "unexpected"),
-    [
-        ("|", {"mask", "segment", "for", "check"}, {"causal"}),
-        ("segment d = |", {"every"}, {"causal"}),
-        ("segment d = [x]*\nmask m = |", {"causal", "grpo", "d", "same", "not"}, {"x"}),
-        ("segment d = [x]*\nmask m = same(|", {"d"}, {"causal", "and"}),
-        ("segment d = [x]*\nmask m = causal per |", {"d"}, {"causal"}),
-        ("segment d = a[x] b[y]\ntoken e\nmask m = q.|", {"a", "b", "d", "e"}, {"causal", "start"}),
-        ("segment d = [x]*\nmask m = q.d.|", {"start", "end", "len", "pos"}, {"d"}),
-        ("segment d = [x]*\nmask m = d.|", {"count"}, {"start"}),
-        ("mask m(w: |", {"tokens", "int", "mask"}, {"causal"}),
-        ("mask m(window: tokens) = causal and q - k < win|", {"window", "q"}, set()),
-        ("mask m = q - k < win and d(k) where window = 3, d(x) = |", {"window", "d"}, {"win"}),
-        ("@|", {"ahead", "keys", "partial"}, {"mask"}),
-        ("sample tiny(len = 3)\ncheck causal total on |", {"tiny"}, {"causal"}),
-        ("segment d = a[x]\nsegment e = b[|", {"x", "len"}, {"causal"}),
-        ("segment d = [x]*\nsample tiny(|", {"x"}, {"causal"}),
-        ('segment d = [x]*\nfor "*" having |', {"x"}, {"causal"}),
-        ("stack s = 5 of |", {"causal", "sliding"}, {"tiny"}),
-        ("mask m = causal # and |", set(), {"causal"}),
-        ("mask m = causal\nmask n = m an|", {"and", "m", "causal"}, set()),
-    ],
-)
-def test_completion_fits_the_place(editor, tmp_path, text, expected, unexpected):
-    uri = (tmp_path / "c.dcpm").as_uri()
-    at = text.index("|")
-    editor.open(uri, text.replace("|", ""))
-    line = text.count("\n", 0, at)
-    place = {"line": line, "character": at - (text.rfind("\n", 0, at) + 1)}
-    items = editor.ask("textDocument/completion", {"textDocument": {"uri": uri}, "position": place})
-    labels = {item["label"] for item in items}
-    assert expected <= labels
-    assert not unexpected & labels
 
 
 def test_formatting_is_that_of_fmt(editor, tmp_path):
@@ -204,74 +146,6 @@ def test_formatting_is_that_of_fmt(editor, tmp_path):
     editor.open(broken, "mask a = (")
     asked["textDocument"]["uri"] = broken
     assert editor.ask("textDocument/formatting", asked) is None
-
-
-def test_definitions_are_found_in_the_text_the_library_and_imports(editor, opened, tmp_path):
-    def place(word):
-        found = editor.at("definition", opened, TEXT, word)
-        return found["uri"], cut_in(found)
-
-    def cut_in(found):
-        path = Path(found["uri"].removeprefix("file://"))
-        return cut(path.read_text() if path.exists() else TEXT, found["range"])
-
-    assert place("sh|ared total") == (opened, "shared")
-    assert place("k in quest|ion") == (opened, "question")
-    assert place("k < |w") == (opened, "w")
-    assert place("on ti|ny") == (opened, "tiny")
-    library = Path(str(MASKS)) / "causal.dcpm"
-    assert place("ca|usal") == (library.resolve().as_uri(), "causal")
-    (tmp_path / "other.dcpm").write_text("# here\nmask theirs = causal\n")
-    text = 'import theirs from "other.dcpm"\nmask a = theirs\n'
-    uri = (tmp_path / "mine.dcpm").as_uri()
-    assert editor.open(uri, text) == []
-    found = editor.at("definition", uri, text, "a = th|eirs")
-    assert found["uri"] == (tmp_path / "other.dcpm").resolve().as_uri()
-    assert cut_in(found) == "theirs"
-    assert editor.at("definition", uri, text, "a| =") is not None
-    assert editor.at("definition", uri, text, "ma|sk") is None
-
-
-def test_symbols_list_the_statements(editor, opened):
-    symbols = editor.ask("textDocument/documentSymbol", {"textDocument": {"uri": opened}})
-    assert [s["name"] for s in symbols] == ["part", "shared", "tiny"]
-
-
-def test_names_are_found_and_renamed_and_calls_have_signatures(editor, opened):
-    context = {"includeDeclaration": False}
-    found = editor.at("references", opened, TEXT, "sh|ared(w", context=context)
-    places = [f["range"]["start"] for f in found]
-    assert places == [{"line": 4, "character": 6}]
-    edit = editor.at("rename", opened, TEXT, "sh|ared(w", newName="close")
-    edits = [(e["range"]["start"]["line"], e["newText"]) for e in edit["changes"][opened]]
-    assert edits == [(2, "close"), (4, "close")]
-    says = "already means something"
-    editor.at("rename", opened, TEXT, "sh|ared(w", error=says, newName="part")
-    place = editor.at("prepareRename", opened, TEXT, "sh|ared(w")
-    assert (place["start"]["character"], place["end"]["character"]) == (5, 11)
-    said = editor.at("signatureHelp", opened, TEXT, "same(|answer")
-    assert said["signatures"][0]["label"] == "same(S)"
-
-
-COLOURED = [
-    ("part", "class", 1), ("question", "class", 1), ("question_len", "property", 0),
-    ("answer", "class", 1), ("answer_lens", "property", 0),
-    ("shared", "function", 1), ("w", "parameter", 1), ("causal", "function", 2),
-    ("w", "parameter", 0), ("question", "class", 0), ("answer", "class", 0),
-    ("tiny", "enumMember", 1), ("question_len", "property", 0), ("answer_lens", "property", 0),
-    ("shared", "function", 0), ("tiny", "enumMember", 0),
-]  # fmt: skip
-
-
-def test_words_are_coloured_by_what_they_mean(editor, opened):
-    asked = {"textDocument": {"uri": opened}}
-    data = editor.ask("textDocument/semanticTokens/full", asked)["data"]
-    types = editor.abilities["semanticTokensProvider"]["legend"]["tokenTypes"]
-    lines, line, column, shown = TEXT.split("\n"), 0, 0, []
-    for row, at, width, kind, bits in zip(*[iter(data)] * 5, strict=True):
-        line, column = line + row, at if row else column + at
-        shown.append((lines[line][column : column + width], types[kind], bits))
-    assert shown == COLOURED
 
 
 AT_ONCE = """
@@ -323,3 +197,63 @@ def test_questions_about_documents_that_are_not_there_are_answered(editor, tmp_p
 def test_a_document_whose_name_is_no_name_of_a_file_is_empty(editor):
     document = {"textDocument": {"uri": "file:///nowhere/a%00.dcpm"}}
     assert editor.ask("textDocument/documentSymbol", document) == []
+
+
+# ---- Neovim starts the language server with the file that the documents give ---------------------
+
+
+ROOT = Path(__file__).parents[2]
+EDITOR = ROOT / "grammar" / "editors" / "neovim" / "dcpm.lua"
+DRIVE = """
+local said = {}
+local function found() return vim.diagnostic.get(0) end
+local function ask(method, params)
+  for _, reply in pairs(vim.lsp.buf_request_sync(0, method, params, 60000) or {}) do
+    return reply.result
+  end
+end
+said.failed = select(2, pcall(function()
+  vim.wait(60000, function() return #found() > 0 end, 50)
+  said.errors = vim.tbl_map(function(each) return each.message end, found())
+  vim.api.nvim_buf_set_lines(0, 0, -1, false, { "mask   near = causal and q - k < 4" })
+  vim.wait(60000, function() return #found() == 0 end, 50)
+  said.left = #found()
+  local document = { uri = vim.uri_from_bufnr(0) }
+  local place = { textDocument = document, position = { line = 0, character = 8 } }
+  said.hover = ask("textDocument/hover", place).contents.value
+  local options = { tabSize = 2, insertSpaces = true }
+  local edits = ask("textDocument/formatting", { textDocument = document, options = options })
+  vim.lsp.util.apply_text_edits(edits, 0, "utf-16")
+  said.lines = vim.api.nvim_buf_get_lines(0, 0, -1, false)
+  said.kind = vim.bo.filetype
+end))
+vim.fn.writefile({ vim.fn.json_encode(said) }, "said.json")
+vim.cmd("qall!")
+"""
+
+
+@pytest.mark.dist
+def test_neovim_shows_errors_hovers_and_formats(tmp_path: Path):
+    nvim = shutil.which("nvim")
+    if nvim is None:
+        pytest.skip("Neovim is missing: apt-get install neovim")
+    (tmp_path / "near.dcpm").write_text("mask near = casual and q - k < 4\n")
+    (tmp_path / "drive.lua").write_text(DRIVE)
+    code = f"import sys; sys.path[:0] = {sys.path!r}; from dcp_dsl.cli import main; main()"
+    command = json.dumps([sys.executable, "-c", code, "lsp"])
+    arguments = [
+        "--headless", "-u", "NONE", "-i", "NONE", "-n",
+        "--cmd", f"let g:dcpm_command = {command}", "--cmd", "filetype on",
+        "-c", f"luafile {EDITOR}", "-c", "edit near.dcpm", "-c", "luafile drive.lua",
+    ]  # fmt: skip
+    run = subprocess.run(
+        [nvim, *arguments], cwd=tmp_path, timeout=250, capture_output=True, text=True, check=False
+    )
+    assert (tmp_path / "said.json").exists(), run.stdout + run.stderr
+    said = json.loads((tmp_path / "said.json").read_text())
+    assert "failed" not in said, said
+    assert said["kind"] == "dcpm"
+    assert any("unknown name `casual`" in message for message in said["errors"])
+    assert said["left"] == 0
+    assert "near: 8 tokens, 26 of 64 pairs" in said["hover"]
+    assert said["lines"] == ["mask near = causal and q - k < 4"]

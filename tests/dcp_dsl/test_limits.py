@@ -259,21 +259,6 @@ def test_more_blocks_than_memory_holds_are_refused_before_they_are_made(text):
         block_sparsity([form], 1, 1)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "segment s = every -3  mask a = causal and same(s)",
-        "mask a = causal and same(b) where b = every -3",
-        "mask a = causal and (q - k) % -2 == 0",
-        "mask a = causal and (q - k) // -1 == 0",
-        "segment d = [c]*  mask a = causal and (k in first(d, -1) or q == k)",
-        "segment d = [c]*  mask a = { d sees self causally within -1 }",
-    ],
-)
-def test_a_negative_size_is_found_without_a_sample(text):
-    assert "E111" in {finding.code for finding in check(text)}
-
-
 def test_more_pieces_of_slabs_than_memory_holds_are_refused_before_they_are_made(monkeypatch):
     made = []
     monkeypatch.setattr("dcp_dsl.forms.slabs.expand", lambda *arrays: made.append(arrays))
@@ -407,23 +392,3 @@ def test_nodes_of_a_tree_in_any_order_are_bound_with_a_piece_for_each_ancestor()
     both = "token evict  segment t = branch node[l]* from p  mask m = paths and q < k.evict"
     own = Sample({**sample.columns, "evict": [n] * n}, n)
     assert Spec.from_text(both).mask("m").compile(own).num_pairs == expected
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("mask", ["paths", "paths and q.path - k.path < 5", "(paths) per half"])
-def test_trees_in_any_order_are_exact(seed, mask):
-    rng = Random(seed)
-    m = rng.randrange(2, 9)
-    columns = {
-        "l": [rng.randrange(4) for _ in range(m)],
-        "p": [rng.randrange(-1, i) for i in range(m)],
-    }
-    n = sum(columns["l"])
-    if n:
-        text = (
-            f"segment half = every 7  segment t = branch node[l]* from p  @partial mask m = {mask}"
-        )
-        found = Spec.from_text(text).mask("m")
-        sample = Sample(columns, n)
-        form = found.compile(sample)
-        assert np.array_equal(form.tile(0, n, 0, n), dense_mask(found, sample))

@@ -1,7 +1,7 @@
-"""Masks in practice against formulas written down independently with plain numpy."""
+"""Masks in practice against formulas and published definitions, written down with plain numpy."""
 
-import json
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -73,20 +73,6 @@ def test_the_four_masks_of_the_paper_are_bit_exact(paper, paint, length):
         assert np.array_equal(paint(slabs), from_ranges(length, ranges)), name
     small = paper.mask("streaming(sink = 7, window = 100)").bind(Sample(length=length))
     assert np.array_equal(paint(small), from_ranges(length, lambda i: lambda_(i, 7, 100)))
-
-
-def test_the_lambda_mask_of_the_paper_is_exact_beyond_its_window(paper):
-    length = 6000
-    slabs = paper.mask("dcp_lambda").bind(Sample(length=length))
-    pairs = sum(
-        len({*range(0, min(64, i + 1))} | {*range(max(0, i - 4095), i + 1)})
-        for i in range(0, length, 500)
-    )
-    rows = np.zeros(length, int)
-    for q0, q1, k0, k1, a, b in slabs.table().tolist():
-        rows[q0:q1] += (k1 - k0) + (b - a) * np.arange(q1 - q0)
-    assert rows[::500].sum() == pairs
-    assert slabs.num_pairs == rows.sum()
 
 
 def test_the_masks_of_the_paper_bind_at_full_length(paper):
@@ -175,17 +161,6 @@ def test_the_call_of_a_mask_gives_the_same_mask_again(paper):
         assert (again.name, again.call, again.columns) == (mask.name, mask.call, mask.columns)
     assert paper.mask("dcp_blockwise(local = 2, block = 4k)").call == "dcp_blockwise(block = 4k)"
     assert paper.mask("streaming(64, 4096)").call == "streaming"
-
-
-def test_the_declared_workloads_of_a_tiny_sample_are_drawn_right(paper, paint):
-    tiny = Sample.from_json(json.dumps({"question_len": 2, "answer_lens": [2, 1], "len": 5}))
-    assert paint(paper.mask("dcp_shared_question").bind(tiny)).astype(int).tolist() == [
-        [1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0],
-        [1, 1, 1, 0, 0],
-        [1, 1, 1, 1, 0],
-        [1, 1, 0, 0, 1],
-    ]
 
 
 def test_a_position_from_outside_is_the_same_token_inside_per(paint):
@@ -277,3 +252,140 @@ def test_the_largest_masks_that_check_also_bind():
     for name in ("m0", "deep"):
         mask = spec.mask(name)
         assert mask.bind(Sample(length=9)).num_pairs == dense_mask(mask, Sample(length=9)).sum()
+
+
+# ---- published definitions, ported pair by pair, over random sizes -------------------------------
+
+
+SPEC = Spec.from_text("""
+segment word = ids(sequence_ids)
+segment image = ids(image_ids)
+segment half = noisy[len // 2] clean[..]
+token evict
+mask hf_sliding(w: tokens) = causal and k > q - w
+mask hf_chunked(c: tokens) = causal and q // c == k // c
+mask hf_packed = causal and same(word)
+mask hf_images = causal or same(image)
+mask bd3(b: tokens) =
+  same(t) or (q in noisy and k in clean and k.t < q.t) or (q in clean and k in clean and k.t <= q.t)
+  where t = every b in half
+mask natten(w: tokens, h: tokens, r: int) =
+  abs(clamp(q // w, r, h - 1 - r) - k // w) <= r and abs(clamp(q % w, r, w - 1 - r) - k % w) <= r
+mask evicted = causal and q < k.evict
+mask strided(s: tokens) = causal and (q - k < s or (q - k) % s == 0)
+""")
+
+
+def bd3(q, k, n, b):
+    half = n // 2
+    x0_q, x0_k = q >= half, k >= half
+    block_q, block_k = (np.where(x, t - half, t) // b for x, t in ((x0_q, q), (x0_k, k)))
+    diagonal = (block_q == block_k) & (x0_q == x0_k)
+    offset = (block_q > block_k) & x0_k & ~x0_q
+    return diagonal | offset | ((block_q >= block_k) & x0_k & x0_q)
+
+
+def runs(rng, length, largest):
+    found = []
+    while len(found) < length:
+        found += [rng.randint(-1, largest)] * rng.randint(1, 7)
+    return found[:length]
+
+
+def natten(q, k, w, h, r):
+    y, x = q // w, q % w
+    top = np.clip(y, r, h - 1 - r) - r
+    left = np.clip(x, r, w - 1 - r) - r
+    rows = (k // w >= top) & (k // w <= top + 2 * r)
+    return rows & (k % w >= left) & (k % w <= left + 2 * r)
+
+
+def draw(rng):
+    """Return (call, length, columns, the published rule) of every mask at random sizes."""
+    n, c = rng.randint(1, 90), rng.randint(1, 20)
+    ids = sorted(runs(rng, n, 4))
+    images = np.array(runs(rng, n, 3))
+    evict = [rng.randint(0, n + 4) for _ in range(n)]
+    r = rng.randint(0, 2)
+    w, h = rng.randint(2 * r + 1, 9), rng.randint(2 * r + 1, 9)
+    same_word = np.array([i if i >= 0 else -2 - t for t, i in enumerate(ids)])
+    yield f"hf_sliding({c})", n, {}, lambda q, k: (k <= q) & (k > q - c)
+    yield f"hf_chunked({c})", n, {}, lambda q, k: (k <= q) & (k // c == q // c)
+    yield (
+        "hf_packed", n, {"sequence_ids": ids},
+        lambda q, k: (k <= q) & (same_word[q] == same_word[k]) & (same_word[q] >= 0),
+    )  # fmt: skip
+    yield (
+        "hf_images", n, {"image_ids": images.tolist()},
+        lambda q, k: (k <= q) | ((images[q] == images[k]) & (images[q] >= 0)),
+    )  # fmt: skip
+    yield f"bd3({c})", 2 * n, {}, lambda q, k: bd3(q, k, 2 * n, c)
+    yield f"natten({w}, {h}, {r})", w * h, {}, lambda q, k: natten(q, k, w, h, r)
+    yield (
+        "evicted", n, {"evict": evict}, lambda q, k: (k <= q) & (q < np.array(evict)[k]),
+    )  # fmt: skip
+    yield f"strided({c})", n, {}, lambda q, k: (k <= q) & ((q - k < c) | ((q - k) % c == 0))
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_masks_equal_their_published_definitions(seed):
+    for call, length, columns, rule in draw(Random(seed)):
+        q, k = np.arange(length)[:, None], np.arange(length)[None, :]
+        form = SPEC.mask(call).compile(Sample(columns, length))
+        expected = np.broadcast_to(rule(q, k), (length, length))
+        assert np.array_equal(form.tile(0, length, 0, length), expected), (call, length)
+        assert form.num_pairs == expected.sum()
+
+
+# ---- masks bound to shapes seen lately -----------------------------------------------------------
+
+
+TEXT = """
+segment doc = x[a]*
+segment pair = (p[b] r[c]*)*
+mask docs = causal and same(x)
+mask pairs = causal and same(r) or k in p
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty(monkeypatch):
+    monkeypatch.setattr(binding, "_kept", type(binding._kept)())
+
+
+def test_an_equal_sample_gets_the_same_form():
+    mask = Spec.from_text(TEXT).mask("docs")
+    first = mask.compile(Sample({"a": [3, 4]}, 7))
+    assert mask.compile(Sample({"a": [3, 4], "unread": [1]}, 7)) is first
+    assert Spec.from_text(TEXT).mask("docs").compile(Sample({"a": [3, 4]}, 7)) is not first
+
+
+def test_a_sample_that_differs_anywhere_gets_its_own_form():
+    spec = Spec.from_text(TEXT)
+    nested = [{"b": [1, 2], "c": [[1, 1], [2]]}, {"b": [1, 2], "c": [[1], [1, 2]]},
+              {"b": [2, 1], "c": [[1, 1], [2]]}, {"b": [1, 2], "c": [[2], [2]]}]  # fmt: skip
+    flat = [{"a": [3, 4]}, {"a": [4, 3]}, {"a": [7]}, {"a": [0, 7]}]
+    for name, samples in (("docs", flat), ("pairs", nested)):
+        mask = spec.mask(name)
+        for columns in samples * 2:
+            sample = Sample(columns, 7)
+            assert (mask.compile(sample).tile(0, 7, 0, 7) == dense_mask(mask, sample)).all()
+
+
+def test_a_length_that_does_not_fit_is_refused_though_its_columns_are_known():
+    mask = Spec.from_text(TEXT).mask("docs")
+    mask.compile(Sample({"a": [3, 4]}, 7))
+    with pytest.raises(DatasetError, match="add up"):
+        mask.compile(Sample({"a": [3, 4]}, 8))
+
+
+def test_what_is_kept_is_bounded(monkeypatch):
+    monkeypatch.setattr(binding, "MAX_KEPT", 3)
+    monkeypatch.setattr(binding, "MAX_SLABS", 8)
+    mask = Spec.from_text(TEXT).mask("docs")
+    forms = [mask.compile(Sample({"a": [n]}, n)) for n in range(1, 7)]
+    assert len(binding._kept) == 3
+    assert mask.compile(Sample({"a": [6]}, 6)) is forms[-1]
+    assert mask.compile(Sample({"a": [1]}, 1)) is not forms[0]
+    many = Sample({"a": [2] * 9}, 18)
+    assert mask.compile(many) is not mask.compile(many)

@@ -1,21 +1,18 @@
 """Pictures show exactly the pairs that the oracle says are visible."""
 
 import io
-import json
 import re
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from dcp_dsl import Picture, Sample, Slabs, Spec, dense_mask, preview
 from dcp_dsl.checks.scope import library_names
-from dcp_dsl.commands.masks import show
 from dcp_dsl.pictures import svg as svg_writer
 from dcp_dsl.pictures.frame import LIGHT, Stripe
 
@@ -214,92 +211,6 @@ def test_notebooks_draw_pictures_of_masks_and_of_slabs():
 
 
 # ---- the command ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(tmp_path):
-    path = tmp_path / "a.dcpm"
-    path.write_text(SPEC.source)
-    return lambda *arguments: CliRunner().invoke(show, [*map(str, arguments)]), path
-
-
-@pytest.mark.parametrize(
-    "sample",
-    ["tiny", "question_len = 3, answer_lens = [4, 2]", '{"question_len": 3, "answer_lens": [4, 2]}',
-     '{"question_len": 3, "answer_lens": [4, 2], "len": 9}', None],
-)  # fmt: skip
-def test_samples_are_given_by_name_by_fields_or_as_json(run, sample, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "11")  # of which a frame and names take 6
-    invoke, path = run
-    chosen = [] if sample is None else ["--sample", sample]
-    result = invoke(path, "--mask", "shared", *chosen)
-    assert result.exit_code == 0, result.output
-    assert result.stdout == Picture.of(SPEC.mask("shared"), SPEC.sample("tiny")).text(8) + "\n"
-
-
-def test_the_standard_library_needs_no_file(run):
-    invoke, _ = run
-    result = invoke("--mask", "streaming(1, 2)", "--len", "4")
-    assert result.stdout.startswith("streaming(sink = 1, window = 2): 4 tokens, 9 of 16 pairs")
-
-
-def test_the_masks_of_a_stack_are_drawn_with_their_layers_and_heads(run, tmp_path):
-    invoke, path = run
-    path.write_text("""
-stack gemma = 5 of sliding(2), causal
-stack duo = heads { 0..1: causal  rest: streaming(1, 2) }
-""")
-    shown = invoke(path, "--mask", "gemma", "--len", 4).stdout
-    assert "gemma: 5 of 6 layers\nsliding(window = 2): 4 tokens, 7 of 16 pairs" in shown
-    assert "\n\ngemma: 1 of 6 layers\ncausal: 4 tokens" in shown
-    shown = invoke(path, "--mask", "duo", "--len", 4).stdout
-    assert "duo: 1 of 1 layer, KV heads 0..1\ncausal" in shown
-    assert "KV heads the rest\nstreaming(sink = 1, window = 2)" in shown
-    lines = invoke(path, "--mask", "duo", "--len", 4, "--json").stdout.splitlines()
-    assert [json.loads(line)["mask"] for line in lines][:1] == ["causal"]
-    assert "a file holds one picture" in invoke(path, "--mask", "duo", "--len", 4,
-                                                "--svg", tmp_path / "a.svg").stderr  # fmt: skip
-
-
-def test_a_spec_is_read_from_standard_input():
-    result = CliRunner().invoke(show, ["-", "--len", "1"], input="mask only = causal\n")
-    assert result.stdout.startswith("only: 1 token, 1 of 1 pairs (100 %)")
-
-
-def test_files_and_json_are_written(run, tmp_path):
-    invoke, path = run
-    drawn, painted = tmp_path / "a.svg", tmp_path / "a.png"
-    result = invoke(path, "--mask", "shared", "--svg", drawn, "--png", painted, "--json")
-    document = json.loads(result.stdout)
-    assert (document["schema"], document["tokens"]) == ("dcp.show/1", 9)
-    assert document["pairs"] == dense_mask(SPEC.mask("shared"), SPEC.sample("tiny")).sum()
-    ElementTree.parse(drawn)
-    assert painted.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "name a mask with --mask (masks of"),
-        (["--mask", "shared", "--len", "9"], "mask shared needs a sample: --sample 'answer_lens ="),
-        (["--mask", "causal", "--len", "x"], "--len: expected a number of tokens"),
-        (["--mask", "shared", "--sample", "tony"], "no sample `tony` (samples: `tiny`)"),
-        (["--mask", "shared", "--sample", "answer_lens = [3], len = 3"], "needs the column"),
-        (
-            ["--mask", "shared", "--sample", "{"],
-            "--sample: expected a JSON object of columns, got no JSON",
-        ),
-        (["--mask", "shared", "--sample", "len = "], "E0"),
-        (["--mask", "casual"], "did you mean `causal`? masks of "),
-        (["--mask", "causal per docs"], "segments: `answer`, `part`, `question`"),
-        (["--mask", "nope"], "; masks of the standard library: agent, "),
-    ],
-)
-def test_what_cannot_be_drawn_is_one_message(run, arguments, says):
-    invoke, path = run
-    result = invoke(path, *arguments)
-    assert result.exit_code != 0
-    assert says in result.stderr + str(result.exception)
 
 
 def test_parts_of_many_tokens_have_borders_between_them_alone():

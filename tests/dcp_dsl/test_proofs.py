@@ -7,11 +7,11 @@ import pytest
 from random_masks import LAYOUTS, draw_masks, write_sample
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, check_report, dense_mask
+from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.numbers import Facts
 from dcp_dsl.proof.proving import never
 from dcp_dsl.proof.worlds import Bound, Var, all_of, any_of, has_case, negate
 
-SPEC = Spec.from_text(LAYOUTS)
 PER = {"same": np.eye, "behind": lambda n: np.tri(n, k=-1), "before": lambda n: 1 - np.tri(n)}
 
 
@@ -60,80 +60,6 @@ def test_rules_are_causal_by_the_order_of_the_layout_or_by_their_words(claim):
     assert is_proved == (claim not in ("image sees text", "body sees head"))
 
 
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ("sliding(3)", "causal"), ("sliding(3)", "sliding(5)"), ("same(answer)", "same(part)"),
-        ("causal per answer", "causal"), ("causal per doc", "causal and same(doc)"),
-        ("causal and same(doc)", "causal per doc"), ("same(head)", "same(doc)"),
-        ("q // 3 == k // 3", "same(tile)"),
-        ("k.doc == q.doc and k in doc", "k.doc <= q.doc"), ("same(doc)", "q.doc.start <= k"),
-        ("same(doc)", "k < q.doc.end"),
-        ("streaming(2, 3) per doc", "document_like"), ("dpo_like", "causal"),
-        ("twice(causal)", "causal"), ("k in last(answer, 2) and q in question", "q < k"),
-        ("causal and q in answer and k in answer", "k.answer <= q.answer"),
-        ("causal", "k // len <= q // len"),
-    ],
-)  # fmt: skip
-def test_an_implication_is_proved(left, right):
-    spec = Spec.from_text(
-        LAYOUTS
-        + "mask document_like = causal and same(doc)\nmask dpo_like = causal minus k in answer\n"
-        "mask twice(m: mask) = m and (m or q < k)\n"
-    )
-    mask = spec.mask(f"({left}) minus ({right})")
-    assert never(mask.core)
-
-
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [("causal", "sliding(3)"), ("same(part)", "same(answer)"), ("k < 4", "k < 3"),
-     ("same(doc)", "same(head)"), ("streaming(2, 3) per doc", "sliding(3)"),
-     ("k in last(tile)", "q in last(tile)"), ("causal per doc", "k in head"),
-     ("k in first(last(answer, 2))", "k in first(answer)")],
-)  # fmt: skip
-def test_what_is_false_is_not_proved(left, right):
-    mask = SPEC.mask(f"({left}) minus ({right})")
-    assert not never(mask.core)
-
-
-@pytest.mark.parametrize(
-    "body", ["max(q, k) in e and not (k + 1 in e)", "q + 1 in e and not (k + 1 in e)"]
-)
-def test_two_conditions_that_cannot_be_decided_are_not_taken_for_one(body):
-    text = "segment doc = [lens]*\nsegment e = flags(marks)\n@ahead @partial mask m = "
-    (verdict,) = (
-        verdict
-        for verdict in check_report(f"{text}{body}\ncheck m implies same(doc)").verdicts
-        if verdict.what == "m implies same(doc)"
-    )
-    assert verdict.outcome == "failed"
-
-
-@pytest.mark.parametrize(
-    "claim",
-    ["causal minus abs(q - k) == q - k", "min(q, k) > k",
-     "max(q, k) not in doc and q in doc and k in doc",
-     "same(doc) and clamp(q, 2, 5) < clamp(k, 2, 5) and causal", "abs(q.doc - k.doc) < 0",
-     "abs(row.n) < 0", "min(row.n, 0 - row.n) > 0", "q.path < 0",
-     "q in doc and not (q // q.doc.len <= q // q.doc.len)",
-     "q in doc and not (q % q.doc.count <= q % q.doc.count)"],
-)  # fmt: skip
-def test_the_smaller_and_the_larger_of_two_numbers_are_known_as_far_as_they_are_ordered(claim):
-    assert never(SPEC.mask(claim).core)
-
-
-@pytest.mark.parametrize(
-    "claim",
-    ["shorter(len)", "q > k and max(0 - q, 0 - 4) < max(0 - k, 0 - 4)", "abs(row.n) < 1",
-     "min(row.n, 0 - row.n) > 0 - 1", "(q.path < 0) per tile",
-     "q == k and not (q // q.weight <= q // q.weight)", "q == k and not (0 % q.weight == 0)"],
-)  # fmt: skip
-def test_numbers_of_other_frames_falling_ones_and_zero_prove_nothing_false(claim):
-    text = LAYOUTS + "mask shorter(n: tokens) = (len < n) per doc"
-    assert not never(Spec.from_text(text).mask(claim).core)
-
-
 def test_a_position_that_a_caller_gives_is_another_number_inside_per_and_perhaps_none():
     text = "segment doc = words[lens]* tail[..]\n@ahead @partial mask m(p: pos) = {}"
     for body in ("((p < 2) per words) and p < 2", "(p < 2 or p >= 2) and q == k"):
@@ -145,26 +71,6 @@ def test_a_position_that_a_caller_gives_is_another_number_inside_per_and_perhaps
     )
     # `p < 2` would say less than `(p < 2) per words`, and one of two cases less than anything.
     assert (both.num_pairs, either.num_pairs) == (2 * 2 * 3, 6 * 8)
-
-
-@pytest.mark.parametrize(
-    ("mask", "codes", "outcomes"),
-    [
-        ("@partial mask u(x: tokens) = causal and x < 2", [], ["proved"]),
-        ("@partial mask u(x: tokens) = causal and x < 1", ["W206"], ["proved"]),
-        ("@partial mask u(x: int) = causal and q - k == 0 - x", [], ["proved"]),
-        ("@partial mask u(x: int) = causal and x < row.x and x > 3", [], ["proved"]),
-        ("@partial mask u(x: int) = x < 2 and x > 3", ["E122"], ["failed", "proved"]),
-        ("mask u(x: tokens) = causal or x > 5 and q < k", [], ["proved", "tested"]),
-        ("mask u(x: tokens) = causal or x > 2 and q < k", ["E120"], ["proved", "failed"]),
-        ("mask u(x: tokens, y: int = 2 * x) = sliding(x) or sliding(y)", [], ["proved"] * 2),
-        ("mask u(m: mask) = m", [], []),
-    ],
-)  # fmt: skip
-def test_what_is_said_of_a_mask_with_parameters_holds_for_all_their_values(mask, codes, outcomes):
-    report = check_report(mask)
-    assert [found.code for found in report.diagnostics] == codes
-    assert [verdict.outcome for verdict in report.verdicts] == outcomes
 
 
 def test_a_formula_has_a_case_only_if_its_leaves_can_agree():
@@ -184,44 +90,184 @@ def test_terms_of_sums_come_in_the_order_in_which_a_proof_meets_them():  # not b
     assert [unknown.family for unknown, _ in total.terms] == [(str(n),) for n in range(9)]
 
 
-def test_the_report_says_what_is_proved_and_what_is_only_tested():
-    report = check_report(
-        "segment part = question[question_len] answer[answer_lens]*\n"
-        "mask a = { question sees self causally  answer sees question, self causally }\n"
-        "token evict\n"
-        "mask b = causal and q < k.evict\n"
-        "check sliding(2) implies q // 2 - k // 2 < 2\n"
-        "check full lookback\n"
-    )
-    found = {(v.line, v.what.split(": ")[-1]): v.outcome for v in report.verdicts}
-    assert found == {
-        (2, "every token sees something"): "proved", (2, "no look-ahead"): "proved",
-        (4, "every token sees something"): "untested", (4, "no look-ahead"): "proved",
-        (5, "sliding(2) implies q // 2 - k // 2 < 2"): "tested", (6, "full lookback"): "failed",
-    }  # fmt: skip
-    assert report.summary() == "6 statements: 3 proved, 1 tested, 1 failed, 1 untested"
+# ---- which mask implies which other one, for every sample ----------------------------------------
 
 
-def test_the_smallest_counter_example_is_shown():
-    (found,) = check_report("mask a = causal or k - q == 3").diagnostics
-    assert found.code == "E120"
-    assert found.message == 'a token sees a later one: at q = 0, k = 3 of the sample {"len": 4}'
+TEXT = LAYOUTS + "token sel[2]\n"
+GROUPS = {
+    "distances": """
+        false
+        q == k
+        causal
+        sliding(3)
+        q - k <= 4
+        abs(q - k) < 3
+        q // 3 == k // 3
+        q // 2 - k // 2 < 2
+        2 * q - 2 * k < 7
+        0 - 3 * k <= 5 - 3 * q
+        max(q, k) < 6
+        min(q, 5) >= min(k, 5)
+        clamp(q, 2, 5) >= clamp(k, 2, 5)
+        k < 6
+        k != 5 and k != 6
+        k % 4 > 4
+        k % 4 <= q % 4
+        q % 3 <= 2 and q * k >= 0
+        (q + 1) * (k + 1) > 0
+        (q - k) % 2 == 0
+        7 // 2 == 3 and 7 % 4 == 3
+        q // row.n == k // row.n
+        q - k < row.n
+        len > 4
+        len - q > 0
+        len - k > 3
+        true""",
+    "parts": """
+        k in question
+        same(answer)
+        same(part)
+        k in last(answer, 2)
+        k in last(answer)
+        k in first(answer)
+        k in first(last(answer, 2))
+        k.answer <= q.answer
+        k.answer < 2
+        q.answer < k.answer
+        q.answer.start > k
+        q.answer.end <= k.answer.start
+        k.answer.len > 1
+        q.answer.len == k.answer.len
+        k.answer.pos < k.answer.len
+        k.answer.count > 1
+        answer.count > 1
+        same(answer) and q in first(last(answer, 2))
+        same(inner)
+        q.inner == k.inner
+        q < k
+        { answer sees question, self causally }
+        true""",
+    "a rest": """
+        same(text)
+        q.text == k.text
+        q in text and k in image
+        q.image < k.image
+        k in tail
+        q < k
+        same(seq)
+        { tail sees all }
+        { text sees all causally within 4 }
+        sliding(4)
+        true""",
+    "groups and frames": """
+        same(doc)
+        causal
+        causal and same(doc)
+        causal per doc
+        sliding(3) per doc
+        k in head
+        same(head)
+        same(body)
+        q.body == k.body
+        k.doc == q.doc
+        q.doc - k.doc < 2
+        k >= q.doc.start
+        k < q.doc.end
+        k.doc.pos <= q.doc.pos
+        q.body.start >= q.doc.start
+        (k < 4) per doc
+        k.doc.pos < 4
+        (len > 2) per doc
+        q.doc.len > 2
+        (body.count > 0) per doc
+        q // 3 == k // 3
+        (q // 3 == k // 3) per doc
+        either(causal, 2) per doc
+        after(q, 2)
+        (q // q.doc.len == k // k.doc.len) per doc
+        true""",
+    "trees": """
+        same(thread)
+        paths
+        paths(try)
+        paths and q.path - k.path < 4
+        k.path <= q.path
+        k.path < 3
+        (k.path < 3) per try
+        q in step and k in note and causal
+        q in note and k in step and same(try) and causal
+        same(try)
+        same(note)
+        causal
+        true""",
+    "nests": """
+        same(plant)
+        same(twig)
+        same(bud)
+        q.bud == k.bud and same(twig)
+        same(slice)
+        q in fruit and k in trunk and same(plant)
+        q in trunk and k in fruit and same(plant)
+        k in last(bud)
+        k in last(twig)
+        same(bud) and q in first(last(bud, 2))
+        k in first(last(bud, 2))
+        causal
+        true""",
+    "columns": """
+        k in mark
+        same(mark)
+        k + 1 in mark
+        same(role)
+        q.role == k.role
+        q.role <= k.role
+        k in planner
+        q in solver and k in planner
+        same(span)
+        q in span
+        same(shred)
+        same(turn)
+        q.turn.start <= k
+        k.turn.pos < 3
+        role.count > 1
+        q.weight == k.weight
+        q.weight < 3
+        q.weight < 3 and k.weight > 5
+        q < k.evict
+        k in q.sel
+        k in k.sel
+        q // k.weight == k // k.weight
+        same(mark) and q.weight == k.weight
+        true""",
+}
 
 
-@pytest.mark.parametrize(
-    "body",
-    ["(max(q, k) in e) per doc", "(k + 1 not in e or q == k) and same(doc)",
-     "max(q, k) in e and same(doc)"],
-)  # fmt: skip
-def test_what_cannot_be_decided_leaves_the_rest_of_a_mask_to_decide(body):
-    text = f"segment doc = [doc_lens]*  segment e = every 2  @ahead @partial mask m = {body}"
-    report = check_report(f"{text}  check m implies same(doc)")
-    assert report.verdicts[0].outcome == "proved"
-    assert "W208" not in {found.code for found in report.diagnostics}
+def draw_samples(masks):
+    """Yield the dense masks on random samples, bool ``[masks, pairs]``."""
+    rng = Random(5)
+    for _ in range(20):
+        columns, length = write_sample(rng, longest=12)
+        columns["n"] = rng.randint(1, 6)
+        columns["sel"] = [[rng.randint(-1, length - 1) for _ in range(2)] for _ in range(length)]
+        samples = (Sample({c: columns[c] for c in mask.columns}, length) for mask in masks)
+        dense = (dense_mask(mask, sample) for mask, sample in zip(masks, samples, strict=True))
+        yield np.array([seen.ravel() for seen in dense])
 
 
-def test_what_cannot_be_decided_may_hold_or_not():
-    text = "segment doc = [doc_lens]*  segment e = every 2  @ahead @partial mask m ="
-    for body in ("max(q, k) in e", "not (k + 1 in e)", "same(doc) or max(q, k) in e"):
-        report = check_report(f"{text} {body}  check m implies same(doc)")
-        assert report.verdicts[0].outcome == "failed"
+@pytest.mark.parametrize("group", GROUPS)
+def test_masks_imply_others_as_samples_and_proofs_say(group, snapshots):
+    names = [line.strip() for line in GROUPS[group].strip().splitlines()]
+    spec = Spec.from_text(TEXT)
+    masks = [spec.mask(name) for name in names]
+    is_refuted = np.zeros((len(masks), len(masks)), np.bool_)
+    for seen in draw_samples(masks):
+        is_refuted |= (seen[:, None] & ~seen).any(axis=2)
+    lines = [f"{number:2} {name}" for number, name in enumerate(names)]
+    for number, mask in enumerate(masks):
+        row = f"{number:2} implies"
+        for other, refuted in zip(masks, is_refuted[number].tolist(), strict=True):
+            is_proved = never(nodes.And((mask.core, nodes.Not(other.core))))
+            assert not (is_proved and refuted), (mask.name, other.name)
+            row += " =" if is_proved else " ." if refuted else " ?"
+        lines.append(row)
+    snapshots.check(f"implications_{group.replace(' ', '_')}", {group: "\n".join(lines)})

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl import Sample, Spec, SpecError, check, dense_mask, format_source, read_dataset
+from dcp_dsl import Sample, Spec, check, dense_mask, format_source, read_dataset
 from dcp_dsl.commands.exchange import init
 from dcp_dsl.commands.texts import check as check_command
 from dcp_dsl.coverage.dataset_checker import check_dataset
@@ -256,9 +256,3 @@ def test_a_date_beyond_those_of_python_keeps_no_first_file_from_being_written(tm
     made = CliRunner().invoke(init, [str(path), "--out", str(out)])
     assert made.exit_code == 0, made.output
     assert 'for "*" having doc_lens use document' in out.read_text()
-
-
-def test_a_quoted_text_without_an_end_is_one_message():
-    with pytest.raises(SpecError) as raised:
-        Spec.from_text('segment d = doc["my col]*\nmask m = causal')
-    assert [d.code for d in raised.value.diagnostics] == ["E018"]

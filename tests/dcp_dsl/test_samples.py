@@ -1,14 +1,14 @@
-"""`sample` statements as samples, and the samples that claims are tested on."""
+"""`sample` statements as samples, with mistakes, and the samples that claims are tested on."""
 
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from dcp_dsl import DatasetError, Sample, Spec, check, load, sample_from_argument
 from dcp_dsl.claims.column_samples import column_kinds, complete_samples
-from dcp_grammar import MASKS
+from dcp_dsl.cli import dcpm
 
-LIBRARY = sorted(Path(str(MASKS)).glob("*.dcpm"))
 PART = "segment part = question[question_len] answer[answer_lens]*\n"
 
 
@@ -59,43 +59,7 @@ def test_a_sample_that_is_missing_or_does_not_fit_is_explained(text, says):
     assert str(raised.value).startswith("train.dcpm: ")
 
 
-@pytest.mark.parametrize("path", LIBRARY, ids=lambda p: p.stem)
-def test_the_sample_of_a_library_mask_binds(path):
-    spec = load(path)
-    needs_a_number = path.stem in ("chunked", "local", "sliding")
-    mask = spec.mask(f"{path.stem}(3)" if needs_a_number else path.stem)
-    assert mask.compile(spec.sample("tiny"), may_cross=True).num_pairs > 0
-
-
 # ---- claims --------------------------------------------------------------------------------------
-
-
-def test_claims_over_two_layouts_are_tested_on_samples_that_fit_both():
-    text = (
-        f"{PART}segment doc = [lens]*\n@partial mask a = causal and same(doc) and k in question\n"
-    )
-    assert [d.code for d in check(f"{text}check a implies causal\ncheck a total")] == ["C403"]
-
-
-def test_claims_over_layouts_with_arithmetic_are_tested():
-    text = "segment s = a[2 * n] b[n + 1]\nmask m = causal and same(s)\n"
-    assert check(f"{text}check m total\ncheck m implies causal") == ()
-
-
-def test_claims_over_layouts_of_the_library_behind_other_operators_are_tested():
-    assert check("check document and causal equals causal and document") == ()
-    assert [d.code for d in check("check not document implies causal")] == ["C401"]
-
-
-def test_a_claim_that_nothing_can_be_tested_on_is_a_warning():
-    text = "token e\ncheck causal and q < k.e total"
-    assert [d.code for d in check(text)] == ["W291"]
-    assert check(f"{text}\nsample tiny(e = [1, 2])") == ()
-
-
-def test_a_declared_sample_that_does_not_fit_is_found_without_any_check():
-    found = check("segment doc = [lens]*\nsample s(lens = [4], len = 5)\nsample t(other = 3)")
-    assert [(d.line, d.code) for d in found] == [(2, "W292")]
 
 
 @pytest.mark.parametrize(
@@ -159,3 +123,86 @@ def test_a_column_of_instances_gets_a_value_for_each_instance_of_drawn_ids():
     for sample in drawn:
         assert len(sample.columns["a"]) == 1 + max(sample.columns["d"])
     assert any(len(sample.columns["a"]) > 1 for sample in drawn)
+
+
+# ---- samples with mistakes -----------------------------------------------------------------------
+
+
+TREE = "segment doc = branch [doc_lens]* from parents  mask m = paths\n"
+MISTAKES = {
+    "a misspelt column": (
+        "segment doc = branch [doc_lens]*  mask m = paths\n",
+        "doc_lenz = [3, 1]",
+    ),
+    "in a mask of the library": ('for "*" use document  mask m = document\n', "doc_lenz = [3, 1]"),
+    "of tokens": ("token evict  mask m = causal and (q < k.evict or q == k)\n", "evct = [3, 1]"),
+    "a parent behind its child": (TREE, "doc_lens = [3, 1, 4], parents = [-1, 1, 0]"),
+    "one more parent": (TREE, "doc_lens = [3, 1], parents = [-1, 0, 0]"),
+    "a column of one group more": (
+        "segment s = branch d(a[a_lens] b[b_lens])*  mask m = paths\n",
+        "a_lens = [1, 2, 3], b_lens = [2]",
+    ),
+    "another length": (
+        "segment doc = [lens]*  mask m = causal per doc\n",
+        "lens = [2, 3], len = 9",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_what_check_says_of_a_sample_show_says_too(case, tmp_path):
+    text, columns = MISTAKES[case]
+    text += f"sample tiny({columns})\n"
+    (found,) = [d for d in check(text) if d.code in ("W292", "W294")]
+    path = tmp_path / "a.dcpm"
+    path.write_text(text)
+    for command in ("show", "explain", "blocks"):
+        done = CliRunner().invoke(dcpm, [command, str(path), "--mask", "m"])
+        assert f"{found.message} ({found.hint}); --sample chooses another" in str(done.exception)
+    # A good sample in front is drawn, and so is one that the command line gives.
+    good = "sample good(doc_lens = [2, 2], parents = [-1, 0])\n" if text.startswith(TREE) else ""
+    path.write_text(text.replace("sample tiny", f"{good}sample tiny"))
+    given = ["--sample", "doc_lens = [2], parents = [-1]"] if "from" in text else []
+    if good:
+        assert CliRunner().invoke(dcpm, ["show", str(path), "--mask", "m"]).exit_code == 0
+        assert CliRunner().invoke(dcpm, ["show", str(path), "--mask", "m", *given]).exit_code == 0
+
+
+def test_the_suggested_column_is_a_fix():
+    text = "segment doc = branch [doc_lens]*  mask m = paths  sample tiny(doc_lenz = [3])"
+    (found,) = check(text)
+    (edit,) = found.fix.edits
+    mended = text[: edit.start] + edit.text + text[edit.end :]
+    assert mended == text.replace("lenz", "lens")
+    assert not check(mended)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sample tiny(doc_lenz = [3])",  # for masks of a command line
+        "segment doc = branch [doc_lens]*  mask m = paths  sample t(doc_lens = [3], user = 4)",
+        "segment doc = branch [doc_lens]*  mask m = paths  sample t(doc_lens = [3], doc_len = 3)",
+        "mask m = causal and k < row.sinks  sample t(sinks = 3, len = 4)",
+        "segment doc = [lens]*  column w in doc  mask m = causal and q.doc.w == 1 or q == k"
+        "  sample t(lens = [2], w = [1])",
+    ],
+)
+def test_columns_that_something_reads_or_that_resemble_nothing_are_passed(text):
+    assert "W294" not in [found.code for found in check(text)]
+
+
+def test_a_made_up_sample_is_called_one(tmp_path):
+    path = tmp_path / "a.dcpm"
+    path.write_text("segment doc = branch [doc_lens]*  mask m = paths")
+    for command in ("show", "explain", "blocks"):
+        done = CliRunner().invoke(dcpm, [command, str(path)])
+        assert (
+            "m: for a made-up sample (doc_lens = [3, 2]); --sample chooses another" in done.stderr
+        )
+    plain = CliRunner().invoke(dcpm, ["show", "--mask", "q >= k"])
+    assert "for a made-up sample (len = 16)" in plain.stderr
+    for more in (["--sample", "doc_lens = [1]"],):
+        assert "made-up" not in CliRunner().invoke(dcpm, ["show", str(path), *more]).stderr
+    path.write_text(path.read_text() + "  sample own(doc_lens = [3, 2])")
+    assert "made-up" not in CliRunner().invoke(dcpm, ["show", str(path)]).stderr

@@ -7,7 +7,7 @@ from itertools import pairwise, product
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl import DatasetError, Guard, Sample, Spec, check, check_report, load
+from dcp_dsl import DatasetError, Guard, Sample, Spec, check, load
 from dcp_dsl.commands.texts import check as check_command
 from dcp_dsl.symbolic.intervals import Interval
 
@@ -86,57 +86,6 @@ def test_columns_of_a_layout_and_per_token_are_made_up_together():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "segment img = flags(f)\n@ahead(img) mask a = causal or same(img)",
-        "segment img = flags(f)\nmask a = causal and (k in img or q == k)",
-        "segment role = ids(r) as x, y\nmask a = causal minus (k in x and q in y)",
-        "segment asking = flags(f)\n@partial mask a = causal and q in asking",
-    ],
-)
-def test_a_sound_mask_over_columns_has_no_finding(text):
-    assert check(text) == ()
-
-
-def test_a_token_that_sees_nothing_is_found_where_the_column_allows_it():
-    (found,) = check("segment img = flags(is_image)\nmask a = causal and k in img")
-    assert (found.code, shown_sample(found)) == ("E121", {"is_image": [0], "len": 1})
-
-
-def test_a_claim_is_tested_on_made_up_flags_and_ids_but_not_on_made_up_token_columns():
-    flags = "segment img = flags(f)\ncheck causal or same(img) lookback"
-    (found,) = check(flags)
-    assert (found.code, '"f": [1, 1], "len": 2' in found.hint) == ("C404", True)
-    (found,) = check("token d\ncheck causal or q.d == k.d lookback")
-    assert found.code == "W291"
-
-
-def test_three_tokens_are_tried_with_more_flags_than_many_are():
-    text = (
-        "segment e = flags(marks)\n@ahead @partial mask m = causal\ncheck m implies not "
-        "(len == 3 and q == 2 and k == 0 and k in e and k + 1 in e and not (q in e))\n"
-    )
-    assert check_report(text).verdicts[-1].outcome == "failed"
-
-
-def test_a_declared_sample_with_wrong_spans_is_explained():
-    text = (
-        "segment s = spans(im)\nsample x(im = [[1]], len = 3)\ncheck causal and same(s) total on x"
-    )
-    (found,) = check(text)
-    assert (found.code, "[start, end]" in found.message) == ("E117", True)
-
-
-def test_a_failure_in_a_layout_is_shown_on_the_smallest_sample():
-    (found,) = check("segment doc = [lens]*\nmask a = causal\ncheck a implies same(doc)")[-1:]
-    assert (found.code, found.hint) == (
-        "C401", 'at q = 1, k = 0 of the sample {"lens": [1, 1], "len": 2}',
-    )  # fmt: skip
-    nested = "segment s = doc(a[xs]*)*\nmask m = causal or (q.a == 1 and k.a == 2)"
-    assert shown_sample(check(nested)[0])["len"] == 2
-
-
 # ---- what stays open -----------------------------------------------------------------------------
 
 
@@ -148,13 +97,6 @@ def test_what_no_sample_shows_is_a_warning_that_names_the_column():
     filled = given.replace("evict = ...", "evict = [3, 2, 3]").replace("len = ...", "len = 3")
     assert check(f"{KEPT}{filled}") == ()
     assert check(KEPT.replace("mask", "@partial mask")) == ()
-
-
-def test_the_verdict_of_a_mask_that_is_not_tested_says_why():
-    verdicts = check_report(KEPT).verdicts
-    assert [(v.outcome, v.reason) for v in verdicts] == [
-        ("untested", "no sample gives `evict`"), ("proved", ""),
-    ]  # fmt: skip
 
 
 def test_a_sample_of_other_masks_does_not_hide_those_behind_it():
@@ -172,12 +114,6 @@ def test_a_mask_that_takes_too_long_to_test_is_a_warning(monkeypatch):
 def test_a_layout_of_very_many_parts_takes_too_long_to_test():
     parts = " ".join(f"p{i}[n{i}]" for i in range(200))
     assert "W293" in [d.code for d in check(f"segment s = {parts}\nmask a = causal and same(s)")]
-
-
-def test_check_finds_the_leak_and_exits_with_1(tmp_path):
-    result = run(tmp_path, LEAK)
-    assert result.exit_code == 1
-    assert '{"is_image": [1, 1], "len": 2}' in result.output
 
 
 @pytest.mark.parametrize(
@@ -199,12 +135,6 @@ def test_strict_makes_an_error_of_what_is_not_decided(tmp_path, text, code):
 
 def test_strict_leaves_other_warnings_alone(tmp_path):
     assert run(tmp_path, "mask a = causal and q - k <= 4k\n", "--strict").exit_code == 0
-
-
-def test_strict_and_dataset_exclude_each_other(tmp_path):
-    result = run(tmp_path, LEAK, "--strict", "--dataset", str(tmp_path))
-    assert result.exit_code == 2
-    assert "--strict" in result.stderr
 
 
 # ---- Python --------------------------------------------------------------------------------------

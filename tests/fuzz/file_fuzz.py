@@ -26,16 +26,16 @@ from pathlib import Path
 import message_targets
 import pyarrow as pa
 import pyarrow.parquet as pq
+import row_fuzz
 import value_cases
 
-from dcp_dsl import DatasetError, DCPError, Sample, Spec, load, read_dataset
+from dcp_dsl import DatasetError, DCPError, Sample, Spec, read_dataset
 from dcp_dsl.coverage.dataset_checker import check_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, simulate
 from dcp_planner.batches.batch import batch_of_samples
 from dcp_planner.plan.arrow_tables import TABLES, decode_table, encode_table
 from dcp_planner.plan.columns import columns_of_plan, columns_of_traces
 
-HOSTILE = Path(__file__).parents[1] / "fixtures" / "hostile"
 CHUNK = 5_000  # files that one child reads
 HANG_CPU_S, HANG_S = 20, 600  # a busy machine may need long for little
 MEMORY_BYTES = 6 << 30
@@ -159,67 +159,19 @@ def parquet_cases() -> Callable[[random.Random], Case]:
     return draw
 
 
-class Disagreement(Exception):
-    """A row that the checker takes and the loader does not, or the other way round."""
-
-
-def decide_alone(attachment: object, row: dict[str, object]) -> str:
-    """Return the reason why the loader and its guard refuse a row; empty if they take it."""
-    try:
-        sample = attachment.sample(row)
-        for mask in attachment.masks:
-            mask.compile(sample)
-        attachment.guard().check(sample)
-    except DatasetError as error:
-        return str(error)
-    return ""
-
-
 def row_cases() -> Callable[[random.Random], Case]:
-    """Rows whose columns are a little, or very, wrong: the checker against row by row."""
-    spec = load(HOSTILE / "s.dcpm")
-    sizes = (*(0, 1, 2, 3) * 6, *ODD)
-    kinds = (pa.int64(), pa.uint64(), pa.int64(), pa.int64(), pa.uint64())
+    """Rows that fit a spec, or do not: the checker of data sets and the loader agree."""
 
     def draw(rng: random.Random) -> Case:
-        rows = []
-        for _ in range(20):
-            row = {
-                "question_len": rng.choice((*sizes, None)),
-                "answer_lens": [rng.choice(sizes) for _ in range(rng.randrange(4))],
-            }
-            total = (row["question_len"] or 0) + sum(row["answer_lens"])
-            length = rng.choice((total,) * 8 + (total + 1, -1, 2**31, 2**64 - 1, 0))
-            rows.append({**row, "length": length})
-        kind = dict(zip(rows[0], rng.sample(kinds, 3), strict=True))
-        fits = [r for r in rows if all(_fits(v, kind[n]) for n, v in r.items())]
-        kind["answer_lens"] = pa.list_(kind["answer_lens"])
-        sink = pa.BufferOutputStream()
-        pq.write_table(pa.Table.from_pylist(fits, schema=pa.schema(list(kind.items()))), sink)
+        kind = rng.choice(row_fuzz.KINDS)
+        data, drawn = row_fuzz.draw_file(kind, rng, 20)
 
         def compare(path: Path) -> None:
-            refused = {
-                row.row: row.reason
-                for statement in check_dataset(spec, str(path)).statements
-                for row in statement.refused
-            }
-            dataset = read_dataset(path)
-            attachment = spec.attachment_of(dataset)
-            for number in range(len(dataset)):
-                alone = decide_alone(attachment, dataset[number])
-                if bool(alone) != (number in refused):
-                    checker = refused.get(number, "taken")
-                    raise Disagreement(f"{dataset[number]}: {checker!r}, alone {alone!r}")
+            assert not [*row_fuzz.judge(kind, path, drawn, Counter())]
 
-        return "a.parquet", sink.getvalue().to_pybytes(), compare
+        return "a.parquet", data, compare
 
     return draw
-
-
-def _fits(value: object, kind: pa.DataType) -> bool:
-    values = value if isinstance(value, list) else [value]
-    least, end = (0, 2**64) if pa.types.is_uint64(kind) else (-(2**63), 2**63)
-    return all(v is None or least <= v < end for v in values)
 
 
 KINDS = {

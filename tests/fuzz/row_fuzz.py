@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,7 @@ def draw(kind: Kind, rng: random.Random, says: tuple[bool, bool]) -> tuple[Row, 
     row = kind.draw(rng)
     tokens = kind.tokens(row)
     has_length, has_tokens = says
+    has_length |= "evict" in row and not has_tokens  # no layout says it
     if tokens is None:
         tokens, has_length = sum(row.values()) + rng.randrange(5), True
     if has_length:
@@ -162,8 +163,11 @@ def draw(kind: Kind, rng: random.Random, says: tuple[bool, bool]) -> tuple[Row, 
     return row, ""
 
 
-def write(rows: list[Row], path: Path, rng: random.Random) -> list[int]:
-    """Write a file whose columns are as wide as drawn; return the rows that fit these."""
+def draw_file(kind: Kind, rng: random.Random, count: int) -> tuple[bytes, list[tuple[Row, str]]]:
+    """Draw a file whose columns are as wide as drawn; return it, and what it holds."""
+    says = (rng.random() < 0.7, rng.random() < 0.3)
+    drawn = [draw(kind, rng, says) for _ in range(count)]
+    rows = [row for row, _ in drawn]
     types = {}
     for name in rows[0]:
         values = [row[name] for row in rows if row[name] is not None]
@@ -179,8 +183,9 @@ def write(rows: list[Row], path: Path, rng: random.Random) -> list[int]:
         except (pa.ArrowInvalid, OverflowError, pa.ArrowTypeError):
             continue
     table = pa.Table.from_pylist([rows[at] for at in kept], schema=pa.schema(list(types.items())))
-    pq.write_table(table, path)
-    return kept
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    return sink.getvalue().to_pybytes(), [drawn[at] for at in kept]
 
 
 def depth(values: list[Any]) -> int:
@@ -219,32 +224,33 @@ def campaign(first: int, count: int, minutes: float = 1e9) -> Counter[str]:
         for seed in range(first, first + -(-count // ROWS_OF_A_FILE)):
             if time.monotonic() > end:
                 break
-            rng = random.Random(f"rows {seed}")
-            judge(seed, rng, path, found)
+            kind = KINDS[seed % len(KINDS)]
+            data, drawn = draw_file(kind, random.Random(f"rows {seed}"), ROWS_OF_A_FILE)
+            path.write_bytes(data)
+            for told in judge(kind, path, drawn, found):
+                print(seed, told, file=sys.stderr)
     return found
 
 
-def judge(seed: int, rng: random.Random, path: Path, found: Counter[str]) -> None:
-    kind = KINDS[seed % len(KINDS)]
-    says = (rng.random() < 0.7, rng.random() < 0.3)
-    drawn = [draw(kind, rng, says) for _ in range(ROWS_OF_A_FILE)]
-    kept = write([row for row, _ in drawn], path, rng)
+def judge(
+    kind: Kind, path: Path, drawn: list[tuple[Row, str]], found: Counter[str]
+) -> Iterator[str]:
+    """Yield the rows of a file that checker and loader decide otherwise, or for other reasons."""
     spec = Spec.from_text(kind.text)
     (statement,) = check_dataset(spec, str(path)).statements
     refused = {row.row: row.reason for row in statement.refused}
     dataset = read_dataset(path)
     attachment = spec.attachment_of(dataset)
     problem = statement.problems[0] if statement.problems else ""
-    for number, at in enumerate(kept):
+    for number, (row, fault) in enumerate(drawn):
         alone, whole = load_row(attachment, dataset[number]), refused.get(number, problem)
-        fault = drawn[at][1]
         found["cases"] += 1
         found["refused"] += bool(alone)
         reasons = kind_of(whole), kind_of(alone)
         is_told = fault not in ("", "many") and reasons[0] != reasons[1]
         if bool(alone) != bool(whole) or is_told:
             found["disagreements"] += 1
-            print(f"{seed} {fault!r} {drawn[at][0]}: {whole!r}, alone {alone!r}", file=sys.stderr)
+            yield f"{fault!r} {row}: {whole!r}, alone {alone!r}"
 
 
 def main() -> None:

@@ -70,9 +70,9 @@ _Sizes: TypeAlias = dict[tuple[int, str], _Size]  # by scope and name
 def _measure(
     name: str, scope: Scope, checker: ExpressionChecker, sizes: _Sizes, path: tuple[str, ...]
 ) -> _Size:
-    """Return the size of a mask of a scope; `path` holds the masks being measured.
+    """Return the size of a mask of a scope; report masks that call themselves or are too large.
 
-    Reports masks that call themselves, and masks too large when written out.
+    `path` holds the masks being measured.
     """
     key = id(scope), name
     if key in sizes:
@@ -211,15 +211,7 @@ def check_column(column: ast.Token, checker: ExpressionChecker) -> None:
 
 
 def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagnostic, ...]:
-    """Find errors in the names, kinds and layouts of a parsed text.
-
-    Args:
-        scope: definitions and imports of the statements that parsed.
-        lost: names that statements with syntax errors would have defined.
-
-    Returns:
-        Errors and warnings.
-    """
+    """Find errors in names, kinds and layouts of a text; broken statements would define `lost`."""
     program = scope.program
     checker = MaskChecker(scope, program, lost | _missing_imports(scope))
     check_definitions(program, checker)

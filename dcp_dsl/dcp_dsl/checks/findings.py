@@ -37,7 +37,6 @@ class Kind:
     """The kind of an expression, with its core program.
 
     Attributes:
-        name: name of the kind.
         segment: of an index, the segment it counts; of a segment, its parent.
         depends: the positions (`q`, `k`) it depends on.
         node: the core program of the mask, number or segment.
@@ -162,13 +161,9 @@ def parent_of(name: str, statement: ast.Segment) -> str:
 def has_one_parent(
     cell: str, parent: str, local: Mapping[str, str], segments: Mapping[str, ast.Segment]
 ) -> bool:
-    """Return whether an instance of one segment always lies in one instance of another.
+    """Return whether an instance of `cell` always lies in one instance of `parent`.
 
-    Args:
-        cell: the segment that is asked about.
-        parent: the other one.
-        local: parents of the tiles behind `where`, by name.
-        segments: the statements of the text, by every name that they define.
+    `local` are the parents of the tiles behind `where`, by name.
     """
     # From the inside out; tiles that, wrongly, lie in each other would go round for ever.
     seen: set[str] = set()
@@ -199,11 +194,8 @@ class Checker(ABC):
     `MaskChecker` is the only class that has all methods; three files share them.
 
     Attributes:
-        scope: definitions.
-        program: the text that spans point into.
         lost: names that broken statements would have defined.
-        found: diagnostics so far.
-        places: codes and spans of these.
+        places: codes and spans of the diagnostics so far.
         depth: how many `where` functions are being called inside each other.
         cells: segments of the `per` around the checked expression, from the outside in.
         segments: those of the text that were named so far.

@@ -9,12 +9,7 @@ from dcp_dsl.elaboration.rising import RISING_FUNCTIONS
 
 
 class NumberFunction(NamedTuple):
-    """A function of numbers.
-
-    Attributes:
-        fewest, most: arguments it takes.
-        build: returns the core program of a call with these arguments, at this place.
-    """
+    """A function of numbers: how many arguments it takes, and what makes its core program."""
 
     fewest: int
     most: int

@@ -44,13 +44,8 @@ def build_scope(
 ) -> tuple[Scope, tuple[Diagnostic, ...]]:
     """Return the definitions of a text and of its imports, and the errors of the imports.
 
-    Args:
-        program: the text. Relative paths start at the folder of its name; a text without a file
-            cannot import.
-        files: texts of all files that it imports, by path; then none is read.
-
-    Returns:
-        The scope, and E130-E134.
+    Relative paths start at the folder of the text's name; a text without a file cannot import.
+    Given `files`, texts by path, none is read.
     """
     imports = _imports(program)
     if not imports:

@@ -21,16 +21,7 @@ _DECORATORS = ("ahead", "partial", "keys")
 
 
 def write_out(expression: ast.Expr, scope: Scope, keys: KeySequence | None = None) -> nodes.Mask:
-    """Return a mask expression of a checked text as a core program; keys as in `whole`.
-
-    >>> from dcp_dsl import Spec
-    >>> from dcp_dsl.elaboration.programs import show_mask
-    >>> mask = Spec.from_text("mask near(w: tokens = 4) = causal and q - k < w").mask("near(2)")
-    >>> print(show_mask(mask.core))
-    and
-      k <= q
-      q - k < 2
-    """
+    """Return a mask expression of a checked text as a core program; keys as in `whole`."""
     return MaskChecker(scope, scope.program).whole(expression, keys)
 
 

@@ -27,9 +27,8 @@ class Body:
 class Imported:
     """Names that `import` statements bring into a text, each with the scope it is read in.
 
-    Attributes:
-        files: texts of all files that were read, by their path below the folder of the text.
-        scopes: of these files, for a text that is not imported itself.
+    `files` are the texts that were read, by their path below the folder of the text; `scopes` those
+    of these files, for a text that is not imported itself.
     """
 
     masks: "dict[str, tuple[ast.MaskDef, Scope]]" = field(default_factory=dict)
@@ -45,14 +44,9 @@ class Imported:
 class Scope:
     """Definitions of a text by name; of doubled names the first one counts.
 
-    Attributes:
-        program: the text they come from.
-        masks, stacks, samples, tokens: statements by their name.
-        segments: segment statements by their own name and by the names of the parts inside;
-            imported ones too, as imported tokens are among `tokens`.
-        imported: masks and stacks from other files.
-        constants: values by name, or why there is none; `program` has the values in their place.
-        bodies: of masks that were checked, by name; None for those that cannot be written out.
+    `segments` go by their own name and by the names of the parts inside; imported ones too, as
+    imported tokens are among `tokens`. `constants` holds values, or why there is none; `bodies` has
+    None for masks that cannot be written out.
     """
 
     program: Program

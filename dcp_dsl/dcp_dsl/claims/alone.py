@@ -40,14 +40,8 @@ def packed_part(segment: nodes.Segment) -> ast.Leaf | ast.Group | None:
 def alone(core: nodes.Mask, whole: nodes.Laid, *, is_tree: bool) -> nodes.Mask | None:
     """Return a mask as the separate sequences have it, for pairs inside one of them.
 
-    Args:
-        core: of a mask.
-        whole: a layout with branches, whose paths are the sequences, or packed documents.
-        is_tree: whether it is such a layout.
-
-    Returns:
-        The mask itself if no position that it reads depends on the packing; None if it reads a
-        fact of which it is not known here what a separate sequence has, such as `len`.
+    `whole` is a layout with branches, whose paths are the sequences, or packed documents. None if
+    the mask reads a fact of which it is not known here what a separate sequence has, such as `len`.
     """
     try:
         return _Alone(whole, is_tree=is_tree).mask(core)
@@ -67,12 +61,7 @@ class _UnknownError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Alone:
-    """Rewrites a core program; what stays the same is returned as it is.
-
-    Attributes:
-        whole: the layout with branches, or the documents.
-        is_tree: which of them.
-    """
+    """Rewrites a core program; what stays the same is returned as it is."""
 
     whole: nodes.Laid
     is_tree: bool

@@ -42,11 +42,8 @@ _ORDER: tuple[ColumnUse, ...] = get_args(ColumnUse)
 class _Style:
     """The way in which columns are drawn.
 
-    Attributes:
-        rng: where chance comes from.
-        shortest, longest: tokens of a part.
-        count: elements of every list; None for each list its own number, perhaps none.
-        at: tokens of the parts drawn so far; None behind a part whose length is no column.
+    `count` is how many elements every list has, None for each its own; `at` the tokens of the parts
+    drawn so far, None behind a part whose length is no column.
     """
 
     rng: Random
@@ -78,13 +75,8 @@ def draw_columns(
     """Draw a value for every column of some layouts.
 
     Lists of one repeated group have equal sizes. Layouts that share columns fit each other best
-    where all lists have one size, which is so for two of four indices.
-
-    Args:
-        layouts: checked.
-        index: chooses the lengths and sizes; 12 indices in a row have them all.
-        rng: where chance comes from.
-        reach: the most tokens of a part, if more than usual.
+    where all lists have one size, which is so for two of four indices; 12 indices in a row have all
+    lengths and sizes. `reach` is the most tokens of a part, if more than usual.
     """
     shortest, longest = _LENGTHS[index % len(_LENGTHS)]
     longest = max(longest, reach)
@@ -170,11 +162,8 @@ def _draw_parents(
 class ColumnContents:
     """The contents of a column, as far as the text says them.
 
-    Attributes:
-        source: how the mask reads it.
-        most: number of different ids; 0 for other columns.
-        size: numbers in each list of a column of lists, else None.
-        segment: the segment whose instances have a value each; None for tokens.
+    `most` is the number of different ids, `size` that of the numbers in each list of a column of
+    lists; `segment` has a value for each instance, None for tokens.
     """
 
     source: ColumnUse
@@ -226,10 +215,7 @@ def complete_samples(
 ) -> Iterator[Sample]:
     """Yield each sample several times with the columns that it lacks; every call yields the same.
 
-    Args:
-        bases: samples with a length, in the order in which to complete them.
-        kinds: the columns to add. Without any, the samples come as they are.
-        core: the mask they are for; token columns also get the numbers it compares with.
+    Token columns also get the numbers that `core` compares with.
     """
     if not kinds:
         yield from bases

@@ -29,11 +29,7 @@ IN_WORDS_PARTS = (
 def advise(value: ast.Expr, mask: Mask, border: nodes.Mask, testing: Testing) -> str:
     """Return how to confine a layer to a border: a mask that is proved right, else general words.
 
-    Args:
-        value: the layer, as the text has it.
-        mask: the same, checked.
-        border: `Same` of documents, or `Or` with `Along` for paths.
-        testing: of the text.
+    `border` is `Same` of documents, or `Or` with `Along` for paths.
     """
     scope = testing.scope
     match border:

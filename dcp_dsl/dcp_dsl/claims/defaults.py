@@ -26,9 +26,8 @@ _NUMBER = "one integer"
 class Defaults:
     """What the columns of some masks are where a row has none, by the masks' names.
 
-    Attributes:
-        written: values of columns of the row, of layouts and of spans, and how deep these nest.
-        spread: the value of each token or instance, and what has one.
+    `written` are columns of the row, of layouts and of spans, with their depth; `spread` those with
+    a value for each token or instance.
     """
 
     written: Mapping[str, tuple[Column, int]]

@@ -28,11 +28,8 @@ from dcp_dsl.syntax import ast
 class MaskRule:
     """The decorators of a mask, and the statements proved about it.
 
-    Attributes:
-        mask: the mask.
-        leaks: pairs that look ahead outside the segments of `@ahead(segment)`; None without it.
-        is_causal_proved: no sample can have a look-ahead that is not allowed, as with `@ahead`.
-        is_total_proved: in every sample every token sees something, or the mask is `@partial`.
+    `leaks` are pairs that look ahead outside the segments of `@ahead(segment)`. What `@ahead` and
+    `@partial` allow counts as proved.
     """
 
     mask: Mask
@@ -131,11 +128,7 @@ class Guard:
 def read_decorators(
     found: tuple[ast.MaskDef, Scope] | None,
 ) -> tuple[bool, tuple[ast.Ident, ...], bool]:
-    """Return the meaning of a mask's decorators.
-
-    Returns:
-        Whether it may look ahead anywhere; the segments in which it may; whether it is `@partial`.
-    """
+    """Return if a mask may look ahead anywhere, in which segments, and if it is `@partial`."""
     decorators = () if found is None else found[0].decorators
     ahead = [d for d in decorators if d.name.text == "ahead"]
     is_anywhere = any(not d.arguments for d in ahead)

@@ -55,19 +55,10 @@ def claim_samples(
 ) -> Iterator[Sample]:
     """Yield the samples to test a claim about a mask on, small ones first.
 
-    Args:
-        mask: the mask; of a claim about two masks, their difference.
-        asked: the sample that the claim names, if any.
-        scope: the text's definitions.
-        broken: samples of the text that fit no layout.
-        budget: shared by all claims of the text.
-        with_open: whether to make up token columns and `row` columns as well, which may hold any
-            integer; without it only declared samples give them.
-
-    Raises:
-        OverBudget: if the text holds too much to test.
-        DatasetError: if the sample that the claim names has no length, is too long or lacks a
-            column.
+    Of a claim about two masks, `mask` is their difference. `broken` are samples of the text that
+    fit no layout. Only `with_open` makes up token columns and `row` columns, which may hold any
+    integer; else only declared samples give them. Raises `OverBudget` if the text holds too much to
+    test, and `DatasetError` if the sample that the claim names does not fit.
     """
     columns = mask.columns
     if asked is not None:

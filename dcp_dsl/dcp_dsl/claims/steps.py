@@ -90,11 +90,8 @@ def _imported(scope: Scope) -> Iterable[str]:
 class _Record:
     """Findings of a step about a statement, and the work that they took.
 
-    Attributes:
-        around: layouts and samples that it depends on; None if it did not look at samples.
-        spent: of each budget, in the order of `_left`.
-        start, line: of the statement then.
-        found, verdicts: the findings.
+    `around` are layouts and samples that it depends on, None if it looked at no samples; `spent` is
+    of each budget, in the order of `_left`.
     """
 
     around: object

@@ -54,13 +54,8 @@ TOO_LONG = "it takes too long", "test smaller masks, on shorter samples"
 class Testing:
     """The state that the checks of one text share.
 
-    Attributes:
-        scope: the text's definitions.
-        budget: steps left for evaluating masks on samples.
-        proofs: steps left for proofs.
-        shrinking: steps left for making counter-examples smaller.
-        broken: names of samples of the text that fit no layout.
-        found, verdicts: results so far.
+    Steps are left in `budget` for masks on samples, in `proofs`, and in `shrinking` for making
+    counter-examples smaller. `broken` names the samples that fit no layout.
     """
 
     scope: Scope
@@ -94,13 +89,9 @@ class Testing:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A part of the checks of a text.
+    """A part of the checks of a text; it reports findings and adds verdicts.
 
-    Attributes:
-        kind: of check.
-        statement: the statement that it checks, with all that this mentions; None for the whole
-            text.
-        look: does the check, reports findings and adds verdicts.
+    `statement` is the one that it checks, with all that this mentions; None for the whole text.
     """
 
     kind: str
@@ -142,13 +133,9 @@ def first_wrong_pair(wrong: NDArray[np.bool_], sample: Sample) -> Failure | None
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The result of a search.
+    """The result of a search: the fault on the smallest sample that shows it, or None.
 
-    Attributes:
-        failure: the fault on the smallest sample that shows it, or None.
-        samples: number of samples tried.
-        code: warning that the search could not be completed, else empty.
-        reason, hint: why it could not, and the way out, perhaps empty.
+    `code` is the warning that the search could not be completed, else empty; `reason` says why.
     """
 
     failure: Failure | None

@@ -34,12 +34,8 @@ CAUSAL = 'for "*" use causal'
 class Fit:
     """A mask that fits the rows of a file.
 
-    Attributes:
-        mask: a call of a mask of the library, or the name of the mask in `text`.
-        columns: its own names to those of the data set.
-        row: the first row, by its own names.
-        is_certain: nothing else reads the same columns as well.
-        text: its definition where the library has none.
+    `mask` is a call of a mask of the library, or the name of the mask that `text` defines;
+    `columns` are its own names to those of the data set.
     """
 
     mask: str
@@ -61,14 +57,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class FirstFile:
-    """What `dcpm init` found.
-
-    Attributes:
-        dataset: as given; None without one.
-        seen: the first names of columns, to be printed.
-        fits: the masks that fit, the best first.
-        cuts: other columns that add up to the tokens of every row.
-    """
+    """What `dcpm init` found; `cuts` are other columns that add up to the tokens of every row."""
 
     dataset: str | None
     seen: str = ""

@@ -55,13 +55,7 @@ class MaskReport:
 
 
 def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 128) -> MaskReport:
-    """Bind a mask and count; O(slabs + non-empty blocks). Raises what `Mask.compile` raises.
-
-    >>> from dcp_dsl import Spec
-    >>> report = report_mask(Spec.from_text("").mask("causal"), Sample(length=256))
-    >>> report.pairs, report.full_blocks, report.partial_blocks, report.widest_row
-    (32896, 1, 2, 256)
-    """
+    """Bind a mask and count; O(slabs + non-empty blocks). Raises what `Mask.compile` raises."""
     form = mask.compile(sample, may_cross=True)
     tokens, keys = form.num_tokens, num_keys(form)
     found = block_sparsity([form], block, block)

@@ -60,11 +60,7 @@ np.empty(2**22 - 2**10)
 def bind_cross(
     core: nodes.Mask, keys: KeySequence, columns: Mapping[str, Column], num_queries: int
 ) -> CrossForm:
-    """Return the pairs that a mask allows between so many queries and the keys of a sample.
-
-    Raises:
-        SpecError, DatasetError: as `bind_core`, and E126 for facts of the wrong sequence.
-    """
+    """Return the pairs that a mask allows between so many queries and the keys of a sample."""
     found = Rectangle.of(core, keys, columns, num_queries)
     size = 0 if found.is_empty else found.size
     square = bind_core(found.cut(core), columns, size, found)
@@ -175,10 +171,7 @@ _lock = Lock()
 def bind_again(core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int) -> Form:
     """Bind a mask as `bind_core` does; return kept slabs if it was bound to equal columns lately.
 
-    Args:
-        core: the mask as a core program; a second program of the same text is another mask.
-        columns: those that the mask reads.
-        num_tokens: tokens of the sample.
+    A second program of the same text is another mask.
     """
     # columns of a number per token are seldom seen again, and large to keep
     if sum(map(_size, columns.values())) > MAX_LENGTHS:

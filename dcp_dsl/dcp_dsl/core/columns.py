@@ -39,13 +39,7 @@ _OPERATIONS = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}
 
 @dataclass(slots=True)
 class LayoutColumns:
-    """Reads and checks the columns of one statement on one sample.
-
-    Attributes:
-        statement: for messages.
-        columns: of the sample.
-        length: tokens of the sample.
-    """
+    """Reads and checks the columns of one statement on one sample of `length` tokens."""
 
     statement: ast.Segment
     columns: Mapping[str, Column]
@@ -133,12 +127,9 @@ class LayoutColumns:
         raise AssertionError(f"checked: no {type(value).__name__} in a length")
 
     def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> tuple[int, int | None]:
-        """Count the repetitions of a group: its columns have one element per repetition.
+        """Count the repetitions of a group, and parts of the last one if it ends early, else None.
 
-        The last repetition may end early: the columns of its missing parts are one element short.
-
-        Returns:
-            Repetitions, and how many parts the last one has if it ends early, else None.
+        Columns have one element per repetition; those of missing parts are one element short.
         """
         sizes: dict[str, int] = {}
         for name in layout_columns(group):
@@ -208,9 +199,6 @@ def bind_columns(
     `spans`: a list of ``[start, end)`` that do not overlap. `flags`: one 0 or 1 per token; each
     stretch of ones is an instance. `positions`: one position id per token; an instance begins
     wherever it does not continue the token before.
-
-    Raises:
-        DatasetError: if the column is missing or holds something else.
     """
     name, column = segment.name.text, source.column.text
     value = LayoutColumns(segment, columns, length).column(column, columns)
@@ -238,11 +226,8 @@ def bind_columns(
 def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token") -> Ints:
     """Check a column to hold one integer, or one list of so many, per token or instance.
 
-    Args:
-        value: the column.
-        shape: how many tokens or instances, and how many integers in each list of lists.
-        where: the column, for messages.
-        of: what has a value each, for messages.
+    `shape` is how many of these, and how many integers in each list; `where` and `of` are for
+    messages.
     """
     try:
         array = _quickly(value, shape)
@@ -291,11 +276,7 @@ def _quickly(value: Column, shape: tuple[int, ...]) -> Ints | None:
 
 
 def lists_of(values: Ints, where: str) -> Ints:
-    """Sort every list and replace its repeated numbers by -1, which stands for no number.
-
-    Raises:
-        DatasetError: for numbers below -1.
-    """
+    """Sort every list and replace its repeated numbers by -1, which stands for no number."""
     if (values < -1).any():
         raise DatasetError(f"{where}: expected numbers from 0, or -1 for none, got {values.min()}")
     # equal numbers stand side by side after the sort

@@ -21,11 +21,7 @@ _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def fulfil(condition: nodes.Mask, own: Instances, columns: Mapping[str, Column]) -> Bools:
-    """Return which instances of a segment fulfil a condition, bool ``[I]``.
-
-    Raises:
-        DatasetError: if a column is missing or has another number of values.
-    """
+    """Return which instances of a segment fulfil a condition, bool ``[I]``."""
     found = _Condition(own, columns).mask(condition)
     return np.broadcast_to(np.asarray(found, np.bool_), (len(own),))
 

@@ -13,15 +13,10 @@ MAX_RUNS = 2**8  # of distances; each makes a band
 
 
 def by_distance(node: nodes.Compare, frame: Frame) -> list[tuple[int, int]] | None:
-    """Return the runs of distances ``[from, to)`` for which a comparison holds.
+    """Return the runs of distances ``[from, to)`` for which a comparison holds, in O(tokens).
 
-    O(tokens). Only powers and logarithms need it; other functions have forms of their own.
-
-    Returns:
-        None if it has neither, or depends on anything but the distance.
-
-    Raises:
-        NotSeparable: if there are too many runs.
+    Only powers and logarithms need it; None without either, or if it depends on more than the
+    distance.
     """
     inner = nodes.walk(node)
     if not any(isinstance(n, nodes.Rising) for n in inner):

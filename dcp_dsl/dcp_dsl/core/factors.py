@@ -77,12 +77,7 @@ class Factors:
 
 
 def factorise(core: nodes.Mask, frame: Frame) -> Parts | None:
-    """Return a mask as labelled parts; None if no condition is scattered, or a rest is not short.
-
-    Raises:
-        SpecError: for constants out of range.
-        OverBudget: if the cases take more steps than the frame allows.
-    """
+    """Return a mask as labelled parts; None if no condition is scattered or a rest is long."""
     if frame.num_tokens > MAX_TOKENS:
         return None
     factors = Factors.of(core, frame)
@@ -224,11 +219,7 @@ def _rectangles(cases: Mapping[int, list[int]]) -> list[tuple[list[int], list[in
 class _Rest:
     """The rest of a mask once some conditions are known, as regions; each is computed once.
 
-    Attributes:
-        lowering: evaluates the rests.
-        regions: different regions found so far.
-        made: nodes of rests, so that equal rests are one node.
-        index: the region of each rest, by its node.
+    Equal rests are one node of `made`; `index` is the region of each.
     """
 
     def __init__(self, lowering: Lowering) -> None:

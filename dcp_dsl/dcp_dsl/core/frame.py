@@ -263,11 +263,7 @@ class Frame:
         return Term.of(function.compose(self.absolute(where)), is_of_k=is_of_k)
 
     def of_one_token(self, node: nodes.Number) -> tuple[Piecewise, bool]:
-        """Evaluate a number of one position; return it, and whether that is the key's.
-
-        Raises:
-            NotSeparable: if it depends on both positions.
-        """
+        """Evaluate a number of one position; return it, and whether that is the key's."""
         number = self.number(node)
         if not isinstance(number, int | Term):
             raise NotSeparable
@@ -343,11 +339,7 @@ class Frame:
         return index.with_values(values[index.values], index.slopes) if len(values) else index
 
     def lists(self, node: nodes.Listed) -> tuple[Piecewise, Ints]:
-        """Return the row of each position in a table of lists, and the table, int64 ``[R, size]``.
-
-        Raises:
-            DatasetError: for numbers that no position, and no instance, of the sample has.
-        """
+        """Return each position's row in a table of lists, and the table, int64 ``[R, size]``."""
         index, values = self.rows_of(node.table)
         is_laid = not any(isinstance(inner, nodes.TokenColumn) for inner in nodes.walk(node.item))
         if is_laid and values.size and values.max() >= self.num_tokens:

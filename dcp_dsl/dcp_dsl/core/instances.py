@@ -242,11 +242,7 @@ def tile(size: int, parents: Instances) -> Instances:
 
 
 def unite(parts: list[Instances], names: list[str]) -> Instances:
-    """Return the instances of several segments in the order of their tokens, numbered anew.
-
-    Raises:
-        DatasetError: if two of them share a token.
-    """
+    """Return the instances of several segments in the order of their tokens, numbered anew."""
     parts = [part for part in parts if len(part)] or parts[:1]
     layouts = [None if part.nesting is None else part.nesting.layout for part in parts]
     if None not in layouts and all(each is layouts[0] for each in layouts):
@@ -364,11 +360,7 @@ class Tree:
         return np.array(ranks, np.int64)
 
     def ancestors(self, most: int) -> tuple[Ints, Ints]:
-        """Return each stretch with each one in front of it on its path, at most so many pairs.
-
-        Raises:
-            TooManyPieces: if there are more.
-        """
+        """Return each stretch with each one in front of it on its path, at most so many pairs."""
         own, above, total = np.arange(len(self.parent)), self.parent, 0
         found = [(own[:0], above[:0])]
         while len(own):

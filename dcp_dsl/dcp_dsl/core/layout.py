@@ -27,9 +27,6 @@ def bind_layout(
     """Return the instances of every name of a layout, and the tree that its branches make.
 
     The statement's own name stands for the outermost parts: each repetition is an instance.
-
-    Raises:
-        DatasetError: if a column is missing, has the wrong shape, or the lengths do not add up.
     """
     binder = _LayoutBinder(segment, columns, length)
     binder.rest = binder.find_rest(layout.parts)
@@ -52,11 +49,7 @@ def bind_layout(
 def natural_length(
     segment: ast.Segment, layout: ast.Layout, columns: Mapping[str, Column]
 ) -> int | None:
-    """Add up the tokens of the columns; None if the layout asks for the sample's length.
-
-    Raises:
-        DatasetError: if a column is missing or has the wrong shape.
-    """
+    """Add up the tokens of the columns; None if the layout asks for the sample's length."""
     if reads_length(layout):
         return None
     binder = _LayoutBinder(segment, columns, MAX_TOKENS)

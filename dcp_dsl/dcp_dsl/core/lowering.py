@@ -57,16 +57,12 @@ class Joined:
 
 
 class Lowering:
-    """Evaluates masks in one frame.
+    """Evaluates masks in one frame, in the bands of rows and keys that matter.
 
-    Attributes:
-        frame: the coordinates, with the numbers in them.
-        bands: rows and keys that matter.
-        is_transposed: whether regions have the keys as their rows.
-        max_jobs: most pairs of pieces and runs that a comparison may take; by default some for
-            each instance that the sample lists, and `MAX_JOBS` more.
-        masks: masks already evaluated in these bands: an argument may be used several times.
-        bounds: all bounds evaluated; `among` asks whether they stayed inside the bands.
+    If `is_transposed`, regions have the keys as their rows. A comparison may take `max_jobs` pairs
+    of pieces and runs: by default some for each instance that the sample lists, and `MAX_JOBS`
+    more. `masks` are those already evaluated: an argument may be used several times. `among` asks
+    `bounds` whether they stayed inside the bands.
     """
 
     def __init__(
@@ -164,11 +160,7 @@ class Lowering:
         return found
 
     def refuse_products(self, narrow: "Lowering", parts: "Sequence[nodes.Mask | Joined]") -> None:
-        """Refuse `q in a and k in b` before any piece is made, if both have too many stretches.
-
-        Raises:
-            TooManyPieces: only where the pieces of `conjunction` would be too many, too.
-        """
+        """Refuse `q in a and k in b` before any piece is made, if both have too many stretches."""
         if self.frame.outer is not None:  # each cell has few of them
             return
         slab, bands = (0, self.frame.num_tokens, 0, self.frame.num_tokens, 0, 0), {}
@@ -395,12 +387,7 @@ class Lowering:
         return self.compare(self.frame.look_up(function, at), "==")
 
     def listed(self, node: nodes.Listed) -> Region:
-        """Return the pairs for which a number of one token is in a list of the other.
-
-        Raises:
-            NotSeparable: if number and list belong to one token, or either to both.
-            TooManyPieces: if there are too many places of lists.
-        """
+        """Return the pairs for which a number of one token is in a list of the other."""
         index, values = self.frame.lists(node)
         rows, is_list_of_k = self.frame.look_up(index, node.at).single()
         numbers, is_item_of_k = self.frame.of_one_token(node.item)

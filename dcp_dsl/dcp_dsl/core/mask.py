@@ -219,12 +219,7 @@ class HeadError(DCPError):
 
 @dataclass(frozen=True, slots=True)
 class HeadMask:
-    """The mask of some KV heads of a layer.
-
-    Attributes:
-        mask: the mask of these heads.
-        first, last: KV heads, both included; both None for all heads that no other group names.
-    """
+    """The mask of KV heads `first` to `last`, included; None for those that no group names."""
 
     mask: Mask
     first: int | None = None

@@ -74,10 +74,6 @@ def first_pair(mask: Mask, sample: Sample) -> tuple[int, int] | None:
     """Return the first query of a sample that sees a key, with its first key; None without any.
 
     The sample may be of any length: the mask is compiled, which costs as much as it has pieces.
-
-    Raises:
-        DatasetError: if the sample does not fit, or the mask falls into too many pieces.
-        SpecError: as `Mask.bind`.
     """
     slabs = mask.bind(sample)  # sorted by query, then by key
     return (int(slabs.q_start[0]), int(slabs.kv_start[0])) if len(slabs) else None

@@ -92,11 +92,7 @@ class Sample:
 
 
 def read_columns(text: str, where: str) -> dict[str, Any]:  # Any: as `Sample.columns`, unchecked
-    """Read a JSON object of columns, each of them once; `where` names it in messages.
-
-    Raises:
-        DatasetError: if it is none.
-    """
+    """Read a JSON object of columns, each of them once; `where` names it in messages."""
     try:
         columns = _DECODER.decode(text)
     except _TwiceError as error:
@@ -136,11 +132,7 @@ def _reason(error: ValueError, text: str) -> str:
 
 
 def row_length(row: Mapping[str, Any]) -> int:
-    """Return the tokens of a row: its column `len` or `length`, else the size of `tokens`.
-
-    Raises:
-        DatasetError: if none of them is there, or two of them disagree.
-    """
+    """Return the tokens of a row: its column `len` or `length`, else the size of `tokens`."""
     found = stated_length(row)
     if found is None:
         have = list_names(sorted(row), "no columns")
@@ -151,11 +143,7 @@ def row_length(row: Mapping[str, Any]) -> int:
 
 
 def stated_length(row: Mapping[str, Any]) -> int | None:
-    """Return the tokens of a row as `row_length` does; None if no column states them.
-
-    Raises:
-        DatasetError: if two columns disagree.
-    """
+    """Return the tokens of a row as `row_length` does; None if no column states them."""
     found: dict[str, int] = {}
     for name in ("len", "length"):
         if row.get(name) is not None:
@@ -211,10 +199,6 @@ def declared_sample(definition: ast.SampleDef, scope: Scope) -> Sample:
 
     Its length is its `len`; else what every layout whose columns it has adds up to; else the size
     of a column of a `token` statement.
-
-    Raises:
-        DatasetError: if nothing says the length, two layouts say different ones, or a column holds
-            something else than integers.
     """
     return complete_sample(column_values(definition), scope, f"sample `{definition.name.text}`")
 
@@ -304,12 +288,7 @@ class Rectangle:
     def of(
         cls, core: nodes.Mask, keys: KeySequence, columns: Mapping[str, Column], num_q: int
     ) -> "Rectangle":
-        """Lay the keys out beside so many queries.
-
-        Raises:
-            DatasetError: if the columns do not fit the layout, or a query stands behind all keys.
-            SpecError: E126 if the mask mixes facts of both sequences.
-        """
+        """Lay the keys out beside so many queries."""
         layout = keys.statement.source
         assert isinstance(layout, ast.Layout), "checked: keys have a layout"
         num_kv = natural_length(keys.statement, layout, columns)

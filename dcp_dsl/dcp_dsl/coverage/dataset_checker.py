@@ -30,13 +30,10 @@ SHOWN_ROWS = 10  # refused rows that the text lists
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The distribution of some values.
+    """The distribution of some values; all 0 without any.
 
-    Attributes:
-        count: number of values.
-        smallest, median, mean, largest, total: 0 without values.
-        edges: ``B + 1`` borders of equally wide bins, on a logarithmic scale for lengths.
-        bins: ``B`` counts.
+    `edges` are ``B + 1`` borders of equally wide bins, on a logarithmic scale for lengths; `bins`
+    their ``B`` counts.
     """
 
     count: int
@@ -50,11 +47,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: "NDArray[Any]", *, is_logarithmic: bool = False) -> "Distribution":
-        """Describe values; on a logarithmic scale the borders of bins are powers of two.
-
-        >>> Distribution.of(np.array([1, 2, 3, 9]), is_logarithmic=True).bins
-        (1, 2, 0, 1)
-        """
+        """Describe values; on a logarithmic scale the borders of bins are powers of two."""
         if not len(values):
             return cls(0, 0, 0, 0, 0, 0, (), ())
         edges = _doubling(values) if is_logarithmic else _even(values)
@@ -102,14 +95,9 @@ def _even(values: "NDArray[Any]") -> NDArray[np.float64]:
 class StatementCoverage:
     """The rows that one `for` statement took.
 
-    Attributes:
-        sources: files or splits, with their numbers of rows.
-        lengths: tokens of the accepted rows.
-        densities: pairs / tokens² by mask, of accepted rows at even distances.
-        is_causal_proved, is_total_proved: proved for every sample, so not decided row by row.
-        refused: the first `MAX_REFUSED` of the rows that must not be trained on.
-        problems: why whole sources are refused.
-        warnings: columns that cut rows into parts and that no mask reads.
+    `densities` are pairs / tokens² by mask, of accepted rows at even distances. What is proved for
+    every sample is not decided row by row. `refused` are the first `MAX_REFUSED` rows; `problems`
+    refuse whole sources.
     """
 
     statement: str
@@ -265,14 +253,8 @@ Progress = Callable[[int, int], None]
 def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> DatasetCoverage:
     """Decide for every row of a data set whether it may be trained on, and measure lengths.
 
-    Args:
-        spec: with `for` statements; the first that matches a file takes its rows.
-        path: see `read_dataset`.
-        progress: called for each batch.
-
-    Raises:
-        DatasetError: if the data set cannot be read.
-        SpecError: if a `for` statement cannot be compiled.
+    The first `for` statement that matches a file takes its rows. `progress` is called for each
+    batch.
     """
     sources = find_sources(path)
     taken: dict[int, list[Source]] = {}  # by the number of the statement

@@ -48,14 +48,7 @@ UNKNOWN = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that must not be trained on.
-
-    Attributes:
-        source: its file or split.
-        row: its number there, from 0.
-        columns: the columns that the mask reads, by the data set's names.
-        reason: why.
-    """
+    """A row that must not be trained on; columns have the data set's names."""
 
     source: str
     row: int
@@ -65,13 +58,7 @@ class RefusedRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CheckedRows:
-    """The decision on one batch.
-
-    Attributes:
-        lengths: int64, tokens of the accepted rows, in order.
-        samples: the accepted rows among those that the caller wanted.
-        refused: the rows that were not accepted.
-    """
+    """The decision on a batch: tokens of accepted rows (int64), some of these, refused rows."""
 
     lengths: Ints
     samples: tuple[Sample, ...]
@@ -81,13 +68,8 @@ class CheckedRows:
 class RowChecker:
     """Checks the rows of one source under one attachment.
 
-    Attributes:
-        attachment: the mask or stack of the source.
-        source: the rows.
-        layouts: the layouts that the masks read, with their statements.
-        must_bind: every row has to be bound, because a column spells out segments, or holds lists
-            or values of instances, or the keys are another sequence.
-        guard: decides single rows.
+    `must_bind` says that every row has to be bound, because a column spells out segments, or holds
+    lists or values of instances, or the keys are another sequence.
     """
 
     def __init__(self, attachment: Attachment, source: Source) -> None:
@@ -171,11 +153,7 @@ class RowChecker:
         return CheckedRows(lengths[accepted], samples, refused)
 
     def _decide(self, rows: "_Rows", row: int) -> int:
-        """Decide one row alone and return its length.
-
-        Raises:
-            DatasetError: if the row is refused, in one line.
-        """
+        """Decide one row alone and return its length."""
         length = int(rows.lengths[row])
         if length == UNKNOWN:
             length = self._natural_length(rows.columns_of(row, 0))
@@ -380,12 +358,7 @@ def prove_rows(guard: Guard, columns: Mapping[str, NestedColumn], rows: Ints) ->
 
     ``causal and q - k < row.window`` has empty rows for a window of 0, so nothing is proved in
     general. In a batch where all windows are at least 1 it has none. If a proof fails on some rows,
-    it is tried on both halves, which isolates the rows that spoil it.
-
-    Args:
-        guard: the rules.
-        columns: of the batch, by the mask's names.
-        rows: numbers of rows without missing values, whose token columns are as long as the rows.
+    it is tried on both halves, which isolates the rows that spoil it. Rows have no missing values.
     """
 
     def holds(chosen: Ints) -> bool:

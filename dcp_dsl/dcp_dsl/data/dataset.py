@@ -40,12 +40,7 @@ MOST_NAME = 80  # characters of a row's name
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DataFile:
-    """Rows that share their columns, held in memory column by column.
-
-    Attributes:
-        name: path of the file, or name of the split; a `for` pattern matches this.
-        table: the columns.
-    """
+    """Rows that share their columns, held in memory; a `for` pattern matches `name`."""
 
     name: str
     table: "pa.Table"
@@ -295,10 +290,7 @@ def summed_layout(masks: Iterable[Mask]) -> Summed | None:
 def file_lengths(file: DataFile, summed: Summed | None, renames: Mapping[str, str]) -> Ints:
     """Return the tokens of each row of a file, int64 ``[rows]``.
 
-    Args:
-        file: rows.
-        summed: a layout that adds the lengths up where no column states them.
-        renames: the file's columns by the layout's columns, where the names differ.
+    `summed` adds the lengths up where no column states them.
     """
     stated = file.stated_lengths()
     if stated is not None:

@@ -68,11 +68,8 @@ def is_of_other_things(name: str) -> bool:
 def begins_by_name(kind: Kind, name: str, values: Ints, length: int) -> Ints:
     """Return the tokens at which documents begin behind the first, int64, as the column says.
 
-    Args:
-        kind: of the column.
-        name: of the column; an `attention_mask` of zeros and ones numbers no documents.
-        values: int64 ``[k]``, or ``[k, length]`` for positions of several dims.
-        length: tokens of the row.
+    An `attention_mask` of zeros and ones numbers no documents. `values` are int64 ``[k]``, or
+    ``[k, length]`` for positions of several dims.
     """
     nothing = np.zeros(0, np.int64)
     if kind in ("lengths", "borders"):
@@ -126,13 +123,9 @@ def _end(values: Ints, is_kept: np.ndarray) -> int:
 def keeps_apart(
     begins: Ints, length: int, columns: Mapping[str, Any], previous: Ints | None
 ) -> bool:
-    """Return whether what masks read of a row says that documents begin at these tokens.
+    """Return whether what masks read of a row says that documents begin at these sorted tokens.
 
-    Args:
-        begins: int64, sorted.
-        length: tokens of the row.
-        columns: those that the masks read, as in `Sample.columns`.
-        previous: int64 ``[length]``, the token before each in a layout with branches, or None.
+    `previous` is the token before each in a layout with branches, int64 ``[length]``, or None.
     """
     known = _borders(begins, length, columns, previous)
     return any(np.isin(begins, some).all() for some in known)

@@ -39,13 +39,8 @@ class _MixedError(Exception):
 class _Kind:
     """The kinds of the values at one place of all rows, and of what these values contain.
 
-    Attributes:
-        place: for messages: `a[].b` is key b of the objects in the lists of column a.
-        types: Python's types of the values, without null.
-        line: the line that had the first value.
-        is_large: an integer of 2^63 or more is among them.
-        items: what lists contain.
-        fields: what objects contain, by key.
+    `place` is for messages: `a[].b` is key b of the objects in the lists of column a. `line` had
+    the first value; `is_large` says that an integer of 2^63 or more is among them.
     """
 
     __slots__ = ("fields", "is_large", "items", "line", "place", "types")

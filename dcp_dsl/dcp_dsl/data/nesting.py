@@ -85,12 +85,7 @@ class NestedColumn:
 
 
 def column_depth(kind: Any) -> int | None:  # Any: the stubs know no common type of lists
-    """Count the lists nested in a type; None if they hold no integers.
-
-    >>> import pyarrow as pa
-    >>> column_depth(pa.list_(pa.int32())), column_depth(pa.string())
-    (1, None)
-    """
+    """Count the lists nested in a type; None if they hold no integers."""
     import pyarrow as pa
 
     depth = 0

@@ -32,13 +32,9 @@ SAVED_MARKS = ("state.json", "dataset_dict.json")  # files that `save_to_disk` l
 class Source:
     """Rows that belong together: a file, or a split of a data set.
 
-    Attributes:
-        name: path, or ``hf:NAME/split``; `for` patterns are matched against it.
-        columns: types by name.
-        num_rows: number of rows.
-        table: the rows, if they are in memory or mapped; None if they are in the Parquet file
-            `name`.
-        stamp: what `_stamp` said of a Parquet file when it was found.
+    `name` is a path, or ``hf:NAME/split``; `for` patterns are matched against it. `table` is None
+    if the rows are in the Parquet file `name`, of which `stamp` is what `_stamp` said when it was
+    found.
     """
 
     name: str
@@ -59,11 +55,7 @@ class Source:
         return cls(name, dict(zip(schema.names, schema.types, strict=True)), rows, table, stamp)
 
     def read(self, columns: Collection[str] | None = None) -> "pa.Table":
-        """Read all rows, with all columns or with those named; missing columns are left out.
-
-        Raises:
-            DatasetError: if the file is damaged.
-        """
+        """Read all rows, with all columns or with those named; missing columns are left out."""
         chosen = [name for name in self.columns if columns is None or name in columns]
         if self.table is not None:
             table = self.table.select(chosen)
@@ -74,11 +66,7 @@ class Source:
         return _validated(self.name, table, 0)
 
     def batches(self, columns: Collection[str]) -> "Iterator[pa.Table]":
-        """Read the rows in order, some thousands at a time, with these columns alone.
-
-        Raises:
-            DatasetError: if the file is damaged, or changes meanwhile.
-        """
+        """Read the rows in order, some thousands at a time, with these columns alone."""
         import pyarrow as pa
 
         chosen = [name for name in self.columns if name in columns]

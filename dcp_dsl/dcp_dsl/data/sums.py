@@ -27,11 +27,8 @@ Lengths: TypeAlias = int | list[int] | list[list[int]]
 class Cut:
     """Columns that add up to the tokens of a row, in the order of the row.
 
-    Attributes:
-        lengths: what they hold in that row.
-        parents: a column beside them with the number of an earlier part for each part, or -1;
-            empty without.
-        are_forks: whether these are tokens of the row instead, behind which parts go on.
+    `parents` is a column beside them with an earlier part for each part, or -1; or, if `are_forks`,
+    a token behind which it goes on.
     """
 
     lengths: Mapping[str, Lengths]
@@ -177,8 +174,7 @@ def are_earlier(value: Any, ends: Sequence[int]) -> bool:  # Any: as above
 class ColumnSums:
     """Finds the columns that add up to the tokens of every row so far.
 
-    Attributes:
-        others_too: whether columns that are named after other things, such as turns, take part.
+    `others_too` lets columns that are named after other things, such as turns, take part.
     """
 
     others_too: bool = False
@@ -195,11 +191,7 @@ class ColumnSums:
     ) -> list[Cut]:
         """Take a row of `length` tokens; return the cuts that fit all rows so far.
 
-        Args:
-            number: of the row.
-            row: its columns.
-            length: its tokens.
-            passed: columns that state nothing of parts.
+        Columns in `passed` state nothing of parts.
         """
         names = tuple(n for n in row if isinstance(n, str) and n not in passed)
         if not (bits := self._bits.get(names, {(): 0.0})):

@@ -22,11 +22,9 @@ ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
 
 @dataclass(frozen=True, slots=True)
 class KeySequence:
-    """The sequence of the keys of a mask.
+    """The layout of the keys of a mask, and the corner of the matrix that is on the diagonal.
 
-    Attributes:
-        statement: its layout.
-        alignment: which corner of the matrix is on the diagonal; "" if positions do not compare.
+    That is "" if positions do not compare.
     """
 
     statement: ast.Segment
@@ -38,9 +36,6 @@ def facts_of_keys(core: nodes.Mask, keys: KeySequence) -> frozenset[object]:
 
     Equal statements of two texts, such as one of the library, lay out the same sequence. With an
     alignment queries are tokens of the keys' sequence, so that all facts belong to it.
-
-    Raises:
-        SpecError: E126 for facts of the other sequence, or comparisons of places of both.
     """
     reader = _Facts(keys, {})
     # `sides` is left empty with an alignment: every fact is one of the keys' sequence anyway.

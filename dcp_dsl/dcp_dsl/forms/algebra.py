@@ -22,13 +22,7 @@ MAX_TOKENS = 2**15  # of masks compared pair by pair: a billion pairs
 
 @dataclass(frozen=True, slots=True)
 class MaskComparison:
-    """The difference of two masks on the same sample.
-
-    Attributes:
-        only_left, only_right: pairs that only one of them sees.
-        first: (query, key) of the first such pair in reading order, None if there is none.
-        first_is_left: whether the left mask sees that pair.
-    """
+    """The difference of two masks on a sample; `first` is (query, key), in reading order."""
 
     only_left: int
     only_right: int
@@ -42,17 +36,7 @@ class MaskComparison:
 
 
 def subtract(left: Form, right: Form) -> Form:
-    """Return the pairs that the left mask sees and the right one does not.
-
-    Raises:
-        DatasetError: if they have different lengths, or their forms can only be compared pair by
-            pair and the sample is too long for that.
-
-    >>> causal = Slabs(3, [0], [3], [0], [1], [0], [1])
-    >>> first = Slabs(3, [0], [3], [0], [1], [0], [0])
-    >>> subtract(causal, first).num_pairs, subtract(first, causal).num_pairs
-    (3, 0)
-    """
+    """Return the pairs that the left mask sees and the right one does not."""
     if left.num_tokens != right.num_tokens:
         raise DatasetError(
             f"expected masks of as many tokens, got {left.num_tokens:_} and {right.num_tokens:_}"

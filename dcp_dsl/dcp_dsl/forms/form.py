@@ -72,13 +72,7 @@ class Form(Protocol):
 
 
 def limit_blocks(count: int) -> None:
-    """Refuse more blocks than memory holds, before they are made.
-
-    Raises:
-        DatasetError: if there are more than `MAX_BLOCKS`.
-
-    >>> limit_blocks(2**20)
-    """
+    """Refuse more blocks than memory holds, before they are made."""
     if count > MAX_BLOCKS:
         raise DatasetError(
             f"expected at most {MAX_BLOCKS:_} blocks to look at, got {count:_}; take larger blocks"
@@ -145,11 +139,6 @@ class CrossForm:
         num_tokens: queries, rows of the mask.
         num_kv: keys.
         first_row: the row of `square` that is query 0; rows below 0 see nothing.
-
-    >>> from dcp_dsl import Slabs
-    >>> causal = Slabs(4, [2], [4], [0], [3], [0], [1])
-    >>> CrossForm(causal, 2, 4, first_row=2).tile(0, 2, 0, 4).astype(int).tolist()
-    [[1, 1, 1, 0], [1, 1, 1, 1]]
     """
 
     square: Form

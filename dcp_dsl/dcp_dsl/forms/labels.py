@@ -22,13 +22,9 @@ ROWS_AT_ONCE = 2**22  # rows of cut blocks held at once
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelledPart(Record):
-    """The pairs of some slabs whose query and key carry the same label.
+    """The pairs of some slabs whose query and key carry the same label, int64 ``[T]``.
 
-    Attributes:
-        slabs: a region.
-        q_label: int64 ``[T]``, of each query; -1 is equal to nothing.
-        k_label: int64 ``[T]``, of each key; -1 is equal to nothing.
-        sign: 1 to add the pairs, -1 to take them away.
+    -1 is equal to nothing. `sign` is 1 to add the pairs, -1 to take them away.
     """
 
     form: ClassVar[FormName] = "tiles"

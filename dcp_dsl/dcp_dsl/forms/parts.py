@@ -40,11 +40,7 @@ from dcp_dsl.symbolic.intervals import Grid
 def count_remainders(
     slabs: Slabs, which: tuple[int, Ints], q_bounds: Ints, kv_bounds: Ints
 ) -> tuple[Ints, Ints, Ints]:
-    """Count the pairs of slabs whose distance has some remainders.
-
-    Returns:
-        Row, column and signed pairs of blocks; a block may come several times.
-    """
+    """Return row, column and signed pairs, at some remainders, of blocks, perhaps repeated."""
     period, remainders = which
     # Each remainder costs a pass over all pieces. If more than half of them count, the others are
     # taken away from all pairs.
@@ -74,9 +70,8 @@ def _whole_remainders(
 ) -> tuple[Ints, Ints]:
     """Count the pairs of blocks inside pieces: blocks of one size differ by their distance alone.
 
-    Returns:
-        The blocks of another size, or all if a table is not worth it, and the pairs of each block,
-        0 for these.
+    Return the blocks of another size, or all if a table is not worth it, and the pairs of each
+    block, 0 for these.
     """
     (piece, col), (period, remainders) = place, which
     if len(piece) <= period:
@@ -119,14 +114,8 @@ def _keys_below(
     """Sum over the rows how many keys with a remainder lie left of ``min(end, border)``.
 
     Of the keys below x, row q counts ``(x - 1 - q + remainder) // period``, up to a number that
-    depends on q alone and falls out of differences.
-
-    Args:
-        end: an end of each piece on its first row, and its slope.
-        border: a border of keys for each piece.
-        rows: how many rows each piece has.
-        offset: of each piece, the remainder less 1 less its first row.
-        period: divisor of the distance.
+    depends on q alone and falls out of differences. `end` is an end of each piece on its first row
+    and its slope; `offset` the remainder less 1 less its first row.
     """
     first, slope = end
     # rows on which the end is still left of the border; below, the border counts
@@ -272,9 +261,7 @@ class RegionPart(Record):
 class DecidedPart:
     """The pairs for which a predicate holds: products of positions, comparisons of random numbers.
 
-    Attributes:
-        predicate: decides the blocks of a grid.
-        name: a text that only equal predicates share.
+    Only equal predicates share a `name`.
     """
 
     predicate: Callable[[Grid], BlockDecision]

@@ -88,11 +88,7 @@ def cut_blocks(pieces: tuple[Ints, ...], kv_bounds: Ints) -> CutBlocks:
 
 
 def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints, Ints]:
-    """Count the pairs of every block that slabs touch, slab by slab.
-
-    Returns:
-        Block row, block column and pairs of each entry.
-    """
+    """Return block row, block column and pairs of every block that slabs touch, slab by slab."""
     block, rows, touched_from, touched_to = pieces[1], pieces[3], pieces[-2], pieces[-1]
     counts = touched_to - touched_from
     limit_blocks(int(counts.sum()))

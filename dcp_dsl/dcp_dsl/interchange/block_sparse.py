@@ -243,11 +243,7 @@ def make_block_mask(device="cpu"):
 
 
 def to_flex(form: Form, config: ExportConfig) -> Export:
-    """Write the arguments of `BlockMask.from_kv_blocks`, the tables of `mask_mod`, and the source.
-
-    Raises:
-        ExchangeError: X304 if the tables become too large.
-    """
+    """Write arguments of `BlockMask.from_kv_blocks`, tables of `mask_mod`, and the source."""
     forward, _ = build_block_tables(form, config.block_q, config.block_kv)
     predicate = build_mask_mod(square_slabs(form))
     names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
@@ -343,11 +339,7 @@ def attention_arguments(device="cuda"):
 
 
 def to_flash4(form: Form, config: ExportConfig) -> Export:
-    """Write ``forward.*`` and ``backward.*`` tables, the tables of `mask_mod`, and the source.
-
-    Raises:
-        ExchangeError: X304 if the tables become too large.
-    """
+    """Write ``forward.*`` and ``backward.*`` tables, the tables of `mask_mod`, and the source."""
     forward, backward = build_block_tables(form, config.block_q, config.block_kv)
     predicate = build_mask_mod(square_slabs(form))
     names = list(predicate.tables)

@@ -107,11 +107,7 @@ MAX_RANGES = 2  # of keys per row, in the format of DCP
 
 
 def to_dense(slabs: Slabs) -> Export:
-    """Write `mask`, bool ``[n, n]``; entry (q, k) says whether query q sees key k.
-
-    Raises:
-        ExchangeError: X304 beyond `MAX_TOKENS`.
-    """
+    """Write `mask`, bool ``[n, n]``; entry (q, k) says whether query q sees key k."""
     n = slabs.num_tokens
     if n > MAX_TOKENS:
         raise ExchangeError(
@@ -132,11 +128,7 @@ def from_dense(export: Export) -> Slabs:
 
 
 def to_dcp(slabs: Slabs) -> Export:
-    """Write `attn_mask`, int32 ``[n, 2]`` if no row needs a second range, else ``[n, 2, 2]``.
-
-    Raises:
-        ExchangeError: X302 if a row needs more than two ranges.
-    """
+    """Write `attn_mask`, int32 ``[n, 2]`` if no row needs a second range, else ``[n, 2, 2]``."""
     n = slabs.num_tokens
     runs = row_runs(slabs)
     per_row = np.diff(runs.row_ptr)
@@ -178,11 +170,7 @@ MAX_HIDDEN = 2
 
 
 def to_flashmask(slabs: Slabs) -> Export:
-    """Write `startend_row_indices` in the narrowest of its four shapes, and the value `causal`.
-
-    Raises:
-        ExchangeError: X301 if the hidden rows of a key fall into more runs than the format holds.
-    """
+    """Write `startend_row_indices` in the narrowest of its four shapes, and the value `causal`."""
     n = slabs.num_tokens
     visible = key_runs(slabs)
     # no key is seen by rows before it: `causal` hides those, and what is left may be one run
@@ -259,11 +247,7 @@ def _two_sided_columns(hidden: Rows) -> Ints:
 
 
 def from_flashmask(export: Export) -> Slabs:
-    """Read `startend_row_indices` and `causal`; batch and head dims must be 1.
-
-    Raises:
-        ExchangeError: if the shape does not fit `causal`.
-    """
+    """Read `startend_row_indices` and `causal`; batch and head dims must be 1."""
     n = export.num_tokens
     is_causal = export.values.get("causal")
     if not isinstance(is_causal, bool):

@@ -52,12 +52,7 @@ def to_magi(slabs: Slabs) -> Export:
 
 
 def from_magi(export: Export) -> Slabs:
-    """Read slices; those without a visible pair are dropped.
-
-    Raises:
-        ExchangeError: X303 if slices overlap: softmax would count the pair twice. Without a code
-            for ranges outside the tokens, reversed ranges and unknown types.
-    """
+    """Read slices; those without a visible pair are dropped."""
     q0, q1, k0, k1, kind = _checked(export)
     rows, keys = q1 - q0, k1 - k0
     a, b = kind >> 1, kind & 1

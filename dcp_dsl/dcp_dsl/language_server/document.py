@@ -33,13 +33,10 @@ _CODECS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """A version of a text.
+    """A version of a text; imports are looked up beside its `name`.
 
-    Attributes:
-        text: its text.
-        name: its path, or what stands for it; imports are looked up beside it.
-        encoding: the units in which an editor counts columns.
-        known: statements of an earlier version, which `parse_all` need not parse again.
+    `encoding` is the unit in which an editor counts columns; `known` are statements of an earlier
+    version, which `parse_all` need not parse again.
     """
 
     text: str
@@ -217,13 +214,7 @@ def _in_file(document: Document, node: ast.Node, span: Span, scope: Scope) -> De
 
 
 class Session:
-    """A document over its versions.
-
-    Attributes:
-        document: the present version.
-        good: the last version without errors of syntax, names or kinds, None before the first.
-        version: the editor's number of the present version.
-    """
+    """A document over its versions; `good` is the last without errors, None before the first."""
 
     def __init__(self, text: str, name: str, encoding: Encoding) -> None:
         self.version: int | None = None

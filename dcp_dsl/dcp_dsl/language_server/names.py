@@ -24,10 +24,8 @@ class RenameError(DCPError):
 class Symbol:
     """Something that has a name.
 
-    Attributes:
-        space: masks, stacks, segments and tokens share one; parameters and bindings are local.
-        name: as it is written.
-        owner: where the statement or function begins that a local name belongs to, else 0.
+    Masks, stacks, segments and tokens share one `space`. `owner` is where the statement or function
+    begins that a local name belongs to, else 0.
     """
 
     space: Space
@@ -70,11 +68,7 @@ def references(document: Document, offset: int) -> list[Occurrence]:
 
 
 def rename(document: Document, offset: int, name: str) -> list[ast.Span]:
-    """Return the places where another name is to be written.
-
-    Raises:
-        RenameError: if nothing can be renamed here, or the name cannot stand in all these places.
-    """
+    """Return the places where another name is to be written."""
     if document.parsed.diagnostics:
         raise RenameError("mend the syntax errors first: names in them cannot be followed")
     found = references(document, offset)

@@ -33,15 +33,9 @@ class Stripe:
 def find_stripes(
     mask: Mask, sample: Sample
 ) -> tuple[tuple[Stripe, ...], tuple[Stripe, ...] | None]:
-    """Return the parts of the first layout that the mask reads, in the order of the tokens.
+    """Return the parts of the first layout that the mask reads: of queries, and of keys if others.
 
     Empty if it reads none. Parts without tokens are left out.
-
-    Returns:
-        The parts of the queries; those of the keys, None if they are the same.
-
-    Raises:
-        DatasetError: if a layout does not fit the sample.
     """
     own: tuple[Stripe, ...] = ()
     of_keys = None
@@ -110,13 +104,8 @@ DARK = Theme("#e6e9ee", "#161a20", "#242a33", "#7fb2e5")
 class PictureFrame:
     """Everything around a matrix.
 
-    Attributes:
-        title: of the mask, or of the plan.
-        summary: its figures in one sentence.
-        note: the same, short enough to stand below the title.
-        size, width: queries, tokens down the side; keys, tokens along the top.
-        stripes, above: kinds of queries and of keys.
-        colours: the colour of every kind, in the order of the legend.
+    `note` is the summary, short enough to stand below the title. `size` and `width` are queries,
+    tokens down the side, and keys, tokens along the top; `stripes` and `above` their kinds.
     """
 
     title: str
@@ -151,10 +140,7 @@ def lay_out_legend(widths: Sequence[float], room: float) -> list[tuple[float, in
 
 
 def measure_coverage(form: Form, rows: int, columns: int) -> Floats:
-    """Measure cells of ``rows`` times ``columns`` tokens; exact, no token is visited.
-
-    Returns:
-        float64 ``[ceil(T / rows), ceil(T / columns)]``: visible pairs over pairs, 0 to 1.
+    """Return visible pairs over pairs of cells, float64 ``[ceil(T / rows), ceil(T / columns)]``.
 
     >>> from dcp_dsl import Slabs
     >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])

@@ -39,12 +39,9 @@ MAX_LEGEND = 32
 
 
 def write_svg(frame: PictureFrame, shapes: Iterable[str], zoom: int = 1) -> str:
-    """Write one SVG element.
+    """Write one SVG element around shapes in tokens; their class ``dcp-k3`` has the fourth colour.
 
-    Args:
-        frame: title, axes and legend around the matrix.
-        shapes: elements of the matrix, in tokens; the class ``dcp-k3`` has the fourth colour.
-        zoom: scale of the whole picture; with 1 the matrix is 320 pixels wide.
+    With a `zoom` of 1 the matrix is 320 pixels wide.
     """
     size, keys = frame.size, frame.width
     beside = condense(frame.stripes, size, MAX_STRIPES)

@@ -34,12 +34,9 @@ _TOKENS: tuple[TokenRef, ...] = ("q", "k")
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """An integer that is not known.
+    """An integer that is not known: a function of a token, equal for equal families.
 
-    Attributes:
-        family: the function of a token; equal families are the same function.
-        place: the token.
-        rank: place of the family in the order in which a proof met them.
+    `rank` is the place of the family in the order in which a proof met them.
     """
 
     family: Family
@@ -88,14 +85,10 @@ class Sum:
 
 @dataclass(slots=True)
 class Facts:
-    """Known facts about the unknowns of one world.
+    """Known facts about the unknowns of one world, such as the range of each family.
 
-    Attributes:
-        relation: how query and key lie to each other.
-        values: range of the unknowns of each family, for any token.
-        ranks: see `Unknown.rank`.
-        differences: range of a family's value at the query minus that at the key.
-        rising: families that never fall from a token to a later one.
+    `differences` is the range of a family's value at the query minus that at the key; `rising`
+    families never fall from a token to a later one.
     """
 
     relation: Relation
@@ -109,11 +102,7 @@ class Facts:
     ) -> Sum:
         """Return an unknown as a sum, and record its range; adding it again changes nothing.
 
-        Args:
-            family: see `Unknown`.
-            place: see `Unknown`.
-            values: its range.
-            step: how much it rises at least from a token to a later one; None if it may fall.
+        `step` is how much it rises at least from a token to a later one; None if it may fall.
         """
         self.values[family] = values
         if step is not None:

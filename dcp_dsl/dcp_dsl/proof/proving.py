@@ -63,14 +63,10 @@ class PartialNumber:
 
 @dataclass(slots=True)
 class Evaluation:
-    """Evaluates nodes in one world.
+    """Evaluates nodes in one world, with the facts about numbers there.
 
-    Attributes:
-        world: places of the two tokens.
-        facts: known facts about numbers there.
-        budget: steps left, for all worlds of one statement.
-        frame: names the coordinates: () for the sample; inside `per` also the segments around.
-        known: values of nodes, by node and frame.
+    `budget` is for all worlds of one statement. `frame` names the coordinates: () for the sample;
+    inside `per` also the segments around. `known` has the values of nodes, by node and frame.
     """
 
     world: World
@@ -352,10 +348,7 @@ def never(
 ) -> bool:
     """Return whether a proof shows that a mask has no pair in these relations, in any sample.
 
-    Args:
-        mask: a core program; parameters that are left in it stand for every value.
-        relations: orders of query and key to look at.
-        budget: shared with other proofs; at most `MAX_STEPS` of it are spent.
+    Parameters left in it stand for every value. At most `MAX_STEPS` of the budget are spent.
     """
     return _hold_everywhere([mask], relations, budget, lambda formulas: not has_case(*formulas))
 

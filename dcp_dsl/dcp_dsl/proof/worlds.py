@@ -28,12 +28,7 @@ Path: TypeAlias = tuple[int, ...]  # index of the part at each level, from the o
 
 @dataclass(frozen=True, slots=True)
 class Placing:
-    """The places of a query and a key in one layout.
-
-    Attributes:
-        q, k: paths of their leaves.
-        shared: levels, from the outside, on which both lie in the same instance.
-    """
+    """The leaves of a query and a key in one layout, and how many outer instances they share."""
 
     q: Path
     k: Path
@@ -44,11 +39,8 @@ class Placing:
 class World:
     """The order of a query and a key, and their places in each layout.
 
-    Attributes:
-        relation: which of them comes first.
-        layouts: number of each layout by the id of its statement. Equal statements of several files
-            lay out the same columns, so they have one number.
-        placings: by number of the layout.
+    Equal statements of several files lay out the same columns, so they have one number in
+    `layouts`.
     """
 
     relation: Relation
@@ -153,8 +145,7 @@ def find_level(statement: ast.Segment, name: str) -> Level:
 def is_along(statement: ast.Segment, placing: Placing, relation: Relation) -> bool | None:
     """Return whether the key is the query or stands before it on the query's path.
 
-    Returns:
-        None if a column of parents, or of forks, decides.
+    None if a column of parents, or of forks, decides.
     """
     if relation != "behind":
         return relation == "same"

@@ -23,12 +23,9 @@ MAX_CLASSES = 256
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Classes:
-    """Regions by the remainder of the distance.
+    """Regions by the remainder of the distance; at least two different ones.
 
-    Attributes:
-        num_tokens: rows and keys.
-        labels: int64 ``[period]``: ``regions[labels[(q - k) % period]]`` decides a pair.
-        regions: at least two different ones.
+    ``regions[labels[(q - k) % period]]`` decides a pair; `labels` are int64 ``[period]``.
     """
 
     num_tokens: int

@@ -74,11 +74,7 @@ class Between:
         return _breaks(bands, self.number) is not None
 
     def region(self, bands: Bands, *, max_jobs: int) -> Region:
-        """Return the pairs in some bands, and perhaps others outside (see `stays_in`).
-
-        Raises:
-            TooManyPieces: if the exact answer has too many slabs.
-        """
+        """Return the pairs in some bands, and perhaps others outside (see `stays_in`)."""
         number, n = self.number, self.number.num_tokens
         bounds = [bound for bound in (self.low, self.high) if bound is not None]
         op = "==" if len(bounds) == 2 else "<=" if self.low is None else ">="
@@ -219,9 +215,7 @@ class _Jobs:
     def ends(self, runs: Runs, levels: "Sequence[_Line | None] | None" = None) -> list[_Line]:
         """Return the first key and the end of each job, on its first row and per row.
 
-        Args:
-            runs: of the keys.
-            levels: of both lines, if they are known; no line passes one.
+        `levels` are those of both lines, if they are known; no line passes one.
         """
         is_tall = self.end - self.start > 1  # the slope of a single row means nothing: call it 0
         found = []
@@ -344,14 +338,8 @@ def hull(region: Region) -> Bands:
 def listed(rows: Piecewise, lists: Ints, numbers: Piecewise, max_places: int = 0) -> Region:
     """Return the pairs of a row and a key whose number is in the list of the row.
 
-    Args:
-        rows: which list each row has; flat, undefined where it has none.
-        lists: int64 ``[R, size]``, every number once, -1 for none.
-        numbers: the number of each key.
-        max_places: places that may be looked at, if more than `MAX_PAIRS`.
-
-    Raises:
-        TooManyPieces: if there are too many places of lists, or of keys.
+    `rows` says which of `lists` each row has, int64 ``[R, size]``, every number once, -1 for none.
+    `max_places` may be looked at, if more than `MAX_PAIRS`; TooManyPieces beyond.
     """
     n, numbers = numbers.num_tokens, _flat(numbers)
     kept = np.flatnonzero(numbers.is_defined)

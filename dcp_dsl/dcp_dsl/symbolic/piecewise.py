@@ -22,13 +22,7 @@ class TooManyPieces(Exception):
 
 
 def limit_pieces(count: float, most: int, what: str) -> None:
-    """Refuse more pieces than `most`, before they are made; `what` says of which kind.
-
-    Raises:
-        TooManyPieces: if there are more; its text is the limit in words.
-
-    >>> limit_pieces(3, 2**10, "steps")
-    """
+    """Refuse more pieces than `most`, before they are made; `what` says of which kind."""
     if count > most:
         raise TooManyPieces(f"{int(count):_} {what}, at most {most:_} are handled")
 
@@ -215,9 +209,7 @@ class Piecewise:
     def divide(self, op: str, divisor: "Piecewise") -> "Piecewise":
         """Return ``self // divisor`` or ``self % divisor``; undefined where the divisor is 0.
 
-        Args:
-            op: ``"//"``, which rounds down, or ``"%"``, which has the sign of the divisor.
-            divisor: a function whose pieces are flat.
+        The pieces of `divisor` are flat; ``%`` has its sign.
         """
         a, b = self.cut(divisor.starts), divisor.cut(self.starts)
         known = a.is_defined & b.is_defined & (b.values != 0)
@@ -249,11 +241,7 @@ class Piecewise:
         )
 
     def compose(self, inner: "Piecewise") -> "Piecewise":
-        """Return ``self(inner(t))``, undefined where `inner` leaves the positions of this one.
-
-        Raises:
-            TooManyPieces: if `inner` passes too many borders of pieces.
-        """
+        """Return ``self(inner(t))``, undefined where `inner` leaves the positions of this one."""
         last = inner.last_values
         # Each piece of `inner` is cut where it passes a border of this function: the borders above
         # its smallest value, up to its largest.
@@ -283,12 +271,7 @@ class Piecewise:
     def solve(self, op: str, bound: int) -> tuple[Ints, Ints]:
         """Return the ranges of positions where the function is defined and ``f op bound`` holds.
 
-        Args:
-            op: ``"<="``, ``">="`` or ``"=="``.
-            bound: the number that values are compared with.
-
-        Returns:
-            Starts and ends, int64 ``[M]``, rising; ranges neither overlap nor touch.
+        `op` is ``<=``, ``>=`` or ``==``. Starts and ends, int64 ``[M]``, rise; ranges never touch.
         """
         if op == "==":
             low, high, *_ = overlaps(*self.solve(">=", bound), *self.solve("<=", bound))
@@ -359,8 +342,7 @@ class Bands:
 def overlaps(low: Ints, high: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Intersect every window ``[low, high)`` with the sorted, disjoint ranges that it overlaps.
 
-    Returns:
-        Of each intersection: start, end, window and range, int64 ``[P]``; window after window.
+    Return start, end, window and range of each, int64 ``[P]``; window after window.
 
     >>> low, high = np.array([0, 5]), np.array([3, 9])
     >>> [column.tolist() for column in overlaps(low, high, np.array([1]), np.array([6]))]

@@ -71,12 +71,10 @@ class Region:
 
     @classmethod
     def of(cls, num_tokens: int, columns: tuple[Ints, ...]) -> "Region":
-        """Bring raw slabs into normal form.
+        """Bring six arrays, as in `Slabs`, into normal form.
 
-        Args:
-            num_tokens: rows and keys.
-            columns: six arrays as in `Slabs`. The slabs are disjoint on every row, lie inside, and
-                no end lies before its start; they may be empty, touch, and come in any order.
+        The slabs are disjoint on every row, lie inside, and no end lies before its start; they may
+        be empty, touch, and come in any order.
         """
         # no slab has the weight of the right side, so `minus` shows all that the left one covers
         if len(columns[0]) <= FEW:
@@ -102,9 +100,7 @@ class Region:
     def covered(cls, num_tokens: int, columns: tuple[Ints, ...]) -> tuple["Region", "Region"]:
         """Return the pairs that slabs, which may overlap, cover at least once, and at least twice.
 
-        Args:
-            num_tokens: rows and keys.
-            columns: six arrays as in `Slabs`, every slab non-empty on each of its rows.
+        Every slab is non-empty on each of its rows.
         """
         once = np.ones(len(columns[0]), np.int64)
         times = np.arange(len(once) + 1)
@@ -378,12 +374,8 @@ def _glue_in_order(
 ) -> Region:
     """Turn the steps of all chains into maximal slabs.
 
-    Args:
-        num_tokens: rows and keys.
-        columns: of the slabs.
-        order: slabs, chain by chain from the top.
-        is_head: which of these begin a chain.
-        step: of each slab to the one that continues it, -1 if there is none.
+    `order` has the slabs chain by chain from the top, `is_head` those that begin one, `step` those
+    to the slab that continues each, -1 if there is none.
     """
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
     inner = q_end - q_start - 1

@@ -24,10 +24,7 @@ KeyRange: TypeAlias = tuple[int, int, int, int]  # start, end, and the slopes of
 def sweep_few(slabs: Sequence[Slab], weights: Sequence[int], truth: Sequence[bool]) -> list[Slab]:
     """Return maximal slabs of the pairs where `truth` holds for the sum of the weights that cover.
 
-    Args:
-        slabs: none has an end before its start; those of one weight are disjoint.
-        weights: one for each slab.
-        truth: for each sum of weights.
+    No slab has an end before its start; those of one weight are disjoint.
 
     >>> causal, window = (0, 4, 0, 1, 0, 1), (0, 4, 0, 4, 1, 0)
     >>> sweep_few([causal, window], [1, 2], [False, False, False, True])
@@ -251,15 +248,9 @@ def _united(many: tuple[Ints, ...], one: tuple[Ints, ...]) -> tuple[Ints, ...]:
 def intersect_single(
     left: tuple[Ints, ...], right: tuple[Ints, ...], most: int
 ) -> tuple[Ints, ...]:
-    """Return the pairs in both, as slabs that are empty on no row.
+    """Return the pairs in both, as slabs that are empty on no row; `left` is by row, then by key.
 
-    Args:
-        left: six arrays as in `Slabs`, by row and then by key.
-        right: the same, of slabs that never share a row.
-        most: how many pairs of slabs may share rows.
-
-    Raises:
-        TooManyPieces: if there are more.
+    Slabs of `right` never share a row. TooManyPieces if more than `most` pairs of slabs share rows.
     """
     if len(right[0]) and is_of_rows(left):
         return _rows_within(left, right)

@@ -58,11 +58,7 @@ class Term:
         return Term(self.on_q.shift(amount), self.on_k)
 
     def single(self) -> tuple[Piecewise, bool]:
-        """Return the term as a function of one position, and whether that is the key's.
-
-        Raises:
-            NotSeparable: if it depends on both.
-        """
+        """Return the term as a function of one position, and whether that is the key's."""
         if self.on_k.is_constant:
             return self.on_q.shift(int(self.on_k.values[0])), False
         if self.on_q.is_constant:
@@ -70,11 +66,7 @@ class Term:
         raise NotSeparable
 
     def difference(self, stretches: tuple[Ints, Ints]) -> tuple[int, int]:
-        """Return (a, b) if the term is ``a * (q - k) + b`` for q and k in the same stretch.
-
-        Raises:
-            NotSeparable: if it is not.
-        """
+        """Return (a, b) if the term is ``a * (q - k) + b`` for q and k in the same stretch."""
         starts, ends = stretches
         if not all(_is_straight(f, starts, ends) for f in (self.on_q, self.on_k)):
             raise NotSeparable
@@ -91,11 +83,7 @@ class Term:
     def divide(
         self, op: str, divisor: int, stretches: tuple[Ints, Ints]
     ) -> "Term | Cyclic | Quotient":
-        """Return ``term // divisor`` or ``term % divisor``, for a positive divisor.
-
-        Raises:
-            NotSeparable: if it depends on both positions other than by their distance.
-        """
+        """Return ``term // divisor`` or ``term % divisor``, for a positive divisor."""
         try:
             function, is_of_k = self.single()
         except NotSeparable:
@@ -105,11 +93,7 @@ class Term:
 
 
 def divide_each(left: "NumberValue", op: str, right: "NumberValue", num_tokens: int) -> Term:
-    """Return ``left // right`` or ``left % right`` for numbers of one token.
-
-    Raises:
-        NotSeparable: if they are of two tokens, or the divisor is not flat in pieces.
-    """
+    """Return ``left // right`` or ``left % right`` for numbers of one token."""
     if not (isinstance(left, int | Term) and isinstance(right, Term)):
         raise NotSeparable
     number, is_of_k = as_term(left, num_tokens).single()
@@ -264,11 +248,7 @@ def num_pieces(value: NumberValue) -> int:
 
 
 def add(a: NumberValue, b: NumberValue, num_tokens: int) -> NumberValue:
-    """Add two numbers.
-
-    Raises:
-        NotSeparable: for sums that have no form here.
-    """
+    """Add two numbers."""
     if isinstance(a, int):
         if isinstance(b, int):
             return a + b
@@ -288,11 +268,7 @@ def add(a: NumberValue, b: NumberValue, num_tokens: int) -> NumberValue:
 
 
 def scale(a: NumberValue, factor: int) -> NumberValue:
-    """Multiply a number by a constant.
-
-    Raises:
-        NotSeparable: for a quotient.
-    """
+    """Multiply a number by a constant."""
     if isinstance(a, int):
         return a * factor
     if factor == 1:
@@ -303,11 +279,7 @@ def scale(a: NumberValue, factor: int) -> NumberValue:
 
 
 def extreme(a: NumberValue, b: NumberValue, *, is_max: bool, num_tokens: int) -> NumberValue:
-    """Return the larger or smaller of two numbers.
-
-    Raises:
-        NotSeparable: if one is itself an extreme of the other kind.
-    """
+    """Return the larger or smaller of two numbers."""
     if isinstance(a, int) and isinstance(b, int):
         return max(a, b) if is_max else min(a, b)
     if isinstance(a, Cyclic) or isinstance(b, Cyclic):

@@ -13,11 +13,7 @@ Arithmetic: TypeAlias = Literal["+", "-", "*", "//", "%"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Half-open range of characters in a text.
-
-    >>> Span(2, 5).text("a bcd e")
-    'bcd'
-    """
+    """Half-open range of characters in a text."""
 
     start: int
     end: int
@@ -454,13 +450,7 @@ Statement: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A whole text: its statements in order.
-
-    Attributes:
-        statements: all statements, in order.
-        text: the source that spans point into.
-        name: its name in diagnostics, usually a path.
-    """
+    """A whole text: its statements in order, and its name in diagnostics, usually a path."""
 
     statements: tuple[Statement, ...]
     text: str = field(compare=False, repr=False, default="")

@@ -347,9 +347,6 @@ def build(root: Any, offset: int) -> Built:  # Any: a Lark tree; Lark stays in t
     """Turn the tree of one statement or expression into a node.
 
     `offset` is where the text that was parsed begins in the whole text.
-
-    Raises:
-        BuildError: for numbers out of range, too deep nesting, unknown kinds of columns.
     """
     # Values with their depths; those of the children of one node are the last ones, in order.
     results: list[tuple[Built, int]] = []

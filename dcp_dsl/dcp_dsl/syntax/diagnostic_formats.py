@@ -29,13 +29,7 @@ class UnknownCodeError(DCPError):
 
 @dataclass(frozen=True, slots=True)
 class CodeExplanation:
-    """The documentation of one code.
-
-    Attributes:
-        code: for example ``E104``.
-        title: one line.
-        body: Markdown: why, a bad example, a good one.
-    """
+    """The documentation of one code; `body` is Markdown: why, a bad example, a good one."""
 
     code: str
     title: str
@@ -43,14 +37,7 @@ class CodeExplanation:
 
 
 def explain_code(code: str) -> CodeExplanation:
-    """Return the documentation of a code, in any case of letters.
-
-    Raises:
-        UnknownCodeError: if there is no such code.
-
-    >>> explain_code("e004").title
-    '`=` where `==` is meant'
-    """
+    """Return the documentation of a code, in any case of letters."""
     known = explanations()
     wanted = code.strip().upper()
     if wanted not in known:

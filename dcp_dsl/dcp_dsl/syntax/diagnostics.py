@@ -32,12 +32,7 @@ class Edit:
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """A change that certainly mends a finding, so a machine may make it.
-
-    Attributes:
-        title: what it does, for a menu: "replace `=` by `==`".
-        edits: at least one, in the order of the text, not overlapping.
-    """
+    """A change that certainly mends a finding; `edits` are in order and do not overlap."""
 
     title: str
     edits: tuple[Edit, ...]
@@ -159,12 +154,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All findings of a text in its order, and all verdicts.
-
-    >>> from dcp_dsl import check_report
-    >>> check_report("mask near = causal and q - k < 4").summary()
-    '2 statements: 2 proved'
-    """
+    """All findings of a text in its order, and all verdicts."""
 
     diagnostics: tuple[Diagnostic, ...]
     verdicts: tuple[Verdict, ...]
@@ -301,13 +291,7 @@ def _window(line: str, start: int, end: int, width: int = 120) -> tuple[str, int
 
 @dataclass(frozen=True, slots=True)
 class FixedText:
-    """A text after mending.
-
-    Attributes:
-        text: the fixed text.
-        fixed: findings that were mended, in the order of mending.
-        remaining: findings that `text` still has.
-    """
+    """A text after mending, findings that were mended, in that order, and those it still has."""
 
     text: str
     fixed: tuple[Diagnostic, ...]
@@ -322,16 +306,8 @@ def fix_text(text: str, name: str, check: CheckText) -> FixedText:
 
     A pass after which the same codes are found as often as before is taken back, unless all of
     them lie behind what was mended: only the first mistake of a statement is reported. Mending may
-    uncover findings of other codes: names are only looked at where the syntax is right.
-
-    Args:
-        text: source.
-        name: of the text in its findings; those of imported files are left alone.
-        check: gives the findings of a text.
-
-    >>> from dcp_dsl.specs.spec import check
-    >>> fix_text("mask a = casual", "<text>", check).text
-    'mask a = causal'
+    uncover findings of other codes: names are only looked at where the syntax is right. Findings of
+    imported files, under other names, are left alone.
     """
     found = check(text, name)
     fixed: list[Diagnostic] = []
@@ -376,11 +352,7 @@ def choose_fixes(found: Sequence[Diagnostic], name: str) -> list[Diagnostic]:
 
 
 def apply_edits(text: str, edits: Sequence[Edit]) -> str:
-    """Apply edits that do not overlap.
-
-    >>> apply_edits("mask a = q = k", [Edit(11, 12, "==")])
-    'mask a = q == k'
-    """
+    """Apply edits that do not overlap."""
     # From the end, so that the places of the others stay right.
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         text = text[: edit.start] + edit.text + text[edit.end :]

@@ -31,13 +31,7 @@ _BEHIND: Mapping[str, str] = {
 
 
 def syntax_hint(at: int, tokens: Sequence[RawToken], text: str) -> str:
-    """Return how a habit is written here; empty if the parser stopped at none.
-
-    Args:
-        at: index of the token at which the parser stopped.
-        tokens: of the statement.
-        text: that they come from.
-    """
+    """Return how a habit is written here; empty if the parser stopped, at token `at`, at none."""
     if at > 1 and [token.text for token in tokens[at - 2 : at]] == ["from", "token"]:
         return 'a column follows: `from token forks`; one named `token` is written `from "token"`'
     if not tokens or at >= len(tokens):

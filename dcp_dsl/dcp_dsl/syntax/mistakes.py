@@ -166,21 +166,13 @@ JOINS: Mapping[str, str] = {"and_masks": "and", "or_masks": "or"}
 
 
 def position_hint(name: str) -> str:
-    """Return the hint for a position with a name of another language, or an empty text.
-
-    >>> position_hint("kv_idx")
-    'write `k`, the position of the key'
-    """
+    """Return the hint for a position with a name of another language, or an empty text."""
     meant = POSITIONS.get(name)
     return "" if meant is None else f"write `{meant}`, {_POSITION_WORDS[meant]}"
 
 
 def segment_hint(name: str, segments: Sequence[str]) -> str:
-    """Return a hint for a name that is no segment: a close name, or a longer or shorter one.
-
-    >>> segment_hint("document", ["part", "doc"])
-    'did you mean `doc`?'
-    """
+    """Return a hint for a name that is no segment: a close name, or a longer or shorter one."""
     near = did_you_mean(name, segments)
     if near:
         return near
@@ -199,13 +191,7 @@ _ID_ENDINGS = ("_ids", "_idx", "_id")
 
 
 def fail_foreign_syntax(at: int, tokens: Sequence[RawToken], text: str) -> None:
-    """Raise for a statement that fails at the syntax of another mask language.
-
-    `at` is the index of the token at which the parser stopped.
-
-    Raises:
-        BuildError: E025 for a column with an index, E026 for `in` and a list, E027 for a fraction.
-    """
+    """Raise E025, E026 or E027 for a statement that fails, at token `at`, as in other languages."""
     _fail_fraction(at, tokens)
     _fail_list(at, tokens, text)
     _fail_index(at, tokens, text)

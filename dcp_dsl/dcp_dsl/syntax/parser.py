@@ -58,12 +58,9 @@ _TABLES = Path(str(GRAMMAR)).parent / "__pycache__" / "dcpm.tables.json"
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The statements of a text that parse, and diagnostics for the others.
+    """The statements of a text that parse, and a diagnostic for each of the others.
 
-    Attributes:
-        program: the statements without syntax errors.
-        diagnostics: one per statement that failed.
-        lost_names: names that failed statements would have defined; they are not unknown.
+    Names that these would have defined (`lost_names`) are not unknown.
     """
 
     program: Program
@@ -72,19 +69,10 @@ class Parsed:
 
 
 def parse(text: str, name: str = "<text>") -> Program:
-    """Turn the text of a .dcpm file into a syntax tree.
+    """Turn a .dcpm text of at most `MAX_CHARACTERS` characters into a syntax tree; O(length).
 
-    Names and types are not looked at; `check` does that. O(length).
-
-    Args:
-        text: source of at most `MAX_CHARACTERS` characters.
-        name: its name in diagnostics, usually the path.
-
-    Raises:
-        SpecError: with one diagnostic per statement that does not parse.
-
-    >>> parse("mask band = causal and q - k < 4").statements[0].name.text
-    'band'
+    Names and types are not looked at; `check` does that. SpecError has a diagnostic for each
+    statement that does not parse.
     """
     parsed = parse_all(text, name)
     if parsed.diagnostics:
@@ -97,11 +85,8 @@ def parse_all(
 ) -> Parsed:
     """Parse every statement that can be parsed; never raises for a bad text.
 
-    Args:
-        text: of a .dcpm file.
-        name: its name in diagnostics.
-        known: statements of an earlier version by their text, which are moved instead of parsed;
-            afterwards it holds those of this version.
+    `known` are statements of an earlier version by their text, which are moved instead of parsed;
+    afterwards it holds those of this version.
     """
     if len(text) > MAX_CHARACTERS:
         message = f"this file has {len(text):_} characters; at most {MAX_CHARACTERS:_} are read"
@@ -159,11 +144,7 @@ def _parse_or_move(
 
 
 def parse_expression(text: str, name: str = "<expression>") -> ast.Expr:
-    """Parse a single expression, such as the call of a mask.
-
-    Raises:
-        SpecError: with the one diagnostic.
-    """
+    """Parse a single expression, such as the call of a mask."""
     if len(text) > MAX_CHARACTERS:
         message = "this expression is too long"
         raise SpecError((make_diagnostic("E016", message, text[:200], Span(0, 1), name=name),))

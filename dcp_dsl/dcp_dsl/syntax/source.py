@@ -29,20 +29,12 @@ class SpecFileError(SpecError):
 
 
 def read_text(path: str | Path) -> str:
-    """Read a .dcpm file.
-
-    Raises:
-        SpecFileError: if it is missing, a folder, too large, or no UTF-8 text.
-    """
+    """Read a .dcpm file."""
     return decode_text(str(path), read_bytes(path))
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Read the bytes of a .dcpm file, one more than allowed at most.
-
-    Raises:
-        SpecFileError: if it is missing, a folder or a pipe.
-    """
+    """Read the bytes of a .dcpm file, one more than allowed at most."""
     path = Path(path)
     try:
         # opening a pipe would wait until somebody writes into it
@@ -61,11 +53,7 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 def decode_text(name: str, data: bytes) -> str:
-    """Turn the bytes of a .dcpm file into text.
-
-    Raises:
-        SpecFileError: if there are too many of them or they are no UTF-8 text.
-    """
+    """Turn the bytes of a .dcpm file into text."""
     if len(data) > MAX_BYTES:
         raise SpecFileError(f"{name}: more than {MAX_BYTES:_} bytes; is this a .dcpm file?")
     try:
@@ -82,11 +70,7 @@ def decode_text(name: str, data: bytes) -> str:
 
 
 def encode_text(text: str, like: bytes) -> bytes:
-    r"""Turn text into the bytes of a .dcpm file with the line ends of `like`, by its first line.
-
-    >>> encode_text("a\nb\n", like=b"x\r\ny")
-    b'a\r\nb\r\n'
-    """
+    """Turn text into the bytes of a .dcpm file with the line ends of `like`, by its first line."""
     first, end, _ = like.partition(b"\n")
     has_crlf = end and first.endswith(b"\r")
     return text.replace("\n", "\r\n" if has_crlf else "\n").encode()

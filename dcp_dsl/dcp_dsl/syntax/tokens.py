@@ -45,11 +45,7 @@ class RawToken:
 
 @lru_cache(2)  # the parser, colours and completion of an editor read the same text
 def scan(text: str) -> tuple[RawToken, ...]:
-    """Return all tokens and comments in order; O(length).
-
-    >>> [t.text for t in scan("mask a = causal # all")]
-    ['mask', 'a', '=', 'causal', '# all']
-    """
+    """Return all tokens and comments in order; O(length)."""
     return tuple(
         [
             RawToken(match.lastgroup, match.group(), Span(*match.span()))  # type: ignore[arg-type]  # group names are the kinds

@@ -18,11 +18,8 @@ LayoutParts: TypeAlias = tuple[ast.Leaf | ast.Group, ...]
 class PlacedPart(NamedTuple):
     """A part of a layout and where it stands.
 
-    Attributes:
-        part: the part.
-        path: index of the part at each level, from the outside in; its own is the last.
-        depth: repeated groups around it.
-        around: the nearest group around it that has a name, and its level; "" and 0 without one.
+    `path` is its index at each level, from the outside in; `depth` the repeated groups around it;
+    `around` the nearest named group around it, and its level, or "" and 0.
     """
 
     part: ast.Leaf | ast.Group
@@ -111,12 +108,7 @@ T = TypeVar("T")
 
 
 def moved(node: T, distance: int) -> T:
-    """Return a node with every span in it moved by so many characters.
-
-    >>> from dcp_dsl.syntax.ast import Ident
-    >>> moved(Ident("doc", span=Span(2, 5)), 4).span
-    Span(start=6, end=9)
-    """
+    """Return a node with every span in it moved by so many characters."""
     if distance == 0:
         return node
     return rewritten(node, Span, lambda span: Span(span.start + distance, span.end + distance))
@@ -155,12 +147,7 @@ _OR, _AND, _NOT, _PER, _COMPARE, _SUM, _PRODUCT, _SIGN, _POSTFIX = range(9)
 
 
 def unparse(value: ast.Expr) -> str:
-    """Return a text that parses to an equal tree.
-
-    >>> from dcp_dsl.syntax.parser import parse_expression
-    >>> unparse(parse_expression("causal  and (k<64 or q-k < 4096)"))
-    'causal and (k < 64 or q - k < 4k)'
-    """
+    """Return a text that parses to an equal tree."""
     return _text(value)[0]
 
 

@@ -16,12 +16,8 @@ from dcp_dsl.core.mask import Mask
 class Claim:
     """A statement that must hold of a mask.
 
-    Attributes:
-        what: the statement, for the verdict.
-        question: the statement as a question, for the warning that it is not tested.
-        find: finds the place on a sample that contradicts the statement.
-        code, message, hint: of the error for such a place.
-        way_out: how to avoid the claim, for the warning.
+    `question` is the statement as a question, for the warning that it is not tested; `find` finds
+    the place on a sample that contradicts it; `way_out` is how to avoid the claim.
     """
 
     what: str

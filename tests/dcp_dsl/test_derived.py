@@ -1,11 +1,23 @@
-"""Segments made of others: instances with some columns, and those of several segments."""
+"""What a text derives: segments made of others, constants, powers."""
 
 import numpy as np
 import pytest
 from second_oracle import dense
 
-from dcp_dsl import DatasetError, Sample, Spec, check, check_report, dense_mask, token_paths
+from dcp_dsl import (
+    DatasetError,
+    Sample,
+    Spec,
+    SpecError,
+    check,
+    check_report,
+    dense_mask,
+    load,
+    token_paths,
+)
 from dcp_dsl.language_server.completion import complete_at
+from dcp_dsl.language_server.document import Document
+from dcp_dsl.language_server.names import rename
 from dcp_dsl.syntax.diagnostics import fix_text
 from dcp_dsl.syntax.source import format_source
 
@@ -56,12 +68,6 @@ def test_a_condition_counts_in_the_whole_sample_and_is_cut_by_per():
     assert np.flatnonzero(found[0]).tolist() == [4]
 
 
-def test_columns_of_chosen_instances_have_a_value_for_each_of_them():
-    text = f"{CHAT} column width in image"
-    sample = Sample({**ONE.columns, "width": [7, 8, 9]}, 10)
-    assert np.flatnonzero(seen("k.image.width == 9", text, sample)[0]).tolist() == [8, 9]
-
-
 def test_division_by_a_zero_column_gives_nothing_and_large_products_stay_exact():
     sample = Sample({"span_lens": [1, 1, 1], "kind": [0, 2, 2**40]}, 3)
     text = "segment chat = span[span_lens]*  column kind in span  segment pick = span where "
@@ -79,46 +85,11 @@ def test_segments_with_common_tokens_are_one_for_in_and_refused_for_numbers():
         dense_mask(Spec.from_text(f"{text} @partial mask a = k.either == 0").mask("a"), sample)
 
 
-@pytest.mark.parametrize(
-    ("statement", "code", "hint"),
-    [
-        ("segment b = span where knd == 1", "E102", "did you mean `kind`?"),
-        ("segment b = span where width == 1", "E102", "declare it: `column width in span`"),
-        ("segment b = span where k.span.kind == 1", "E102",
-         "a condition reads columns of an instance by their names: `kind == 1`"),
-        ("segment b = span where same(span)", "E103", "compare columns of its instances"),
-        ("segment b = span where q in span", "E103",
-         "compare columns: `segment image = span where kind == 1`"),
-        ("segment b = b or span", "E110", ""),
-        ("segment b = c where kind == 1 segment c = b or span", "E110", ""),
-        ("segment r = ids(roles) segment b = r or span", "E103",
-         "name the ids and take these: `segment r = ids(column) as user, tool`"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_named_with_a_way_out(statement, code, hint):
-    found = [d for d in check(f"{CHAT} {statement}") if d.code == code]
-    assert found
-    assert hint in [d.hint for d in found]
-
-
 def test_in_a_or_b_is_put_into_brackets():
     text = f"{CHAT} mask a = causal and k not in image or sound"
     mended = fix_text(text, "<text>", check)
     assert "k not in (image or sound)" in mended.text
     assert not [d for d in check(mended.text) if d.severity == "error"]
-
-
-def test_what_is_chosen_is_proved():
-    text = (
-        CHAT + "@ahead(media) mask a = causal or same(media)  check same(image) implies same(span)"
-    )
-    text += (
-        "  check k in image implies k in media  check same(image) equals same(span) and k in image"
-    )
-    outcomes = {v.what: v.outcome for v in check_report(text).verdicts}
-    assert outcomes["mask a: no look-ahead outside `media`"] == "proved"
-    assert outcomes["same(image) implies same(span)"] == "proved"
-    assert outcomes["k in image implies k in media"] == "proved"
 
 
 def test_packed_equals_separate_is_known_for_chosen_branches():
@@ -153,3 +124,82 @@ def test_the_formatter_leaves_brackets_around_several_segments_and_conditions():
         "segment s = span where (kind + 1) * 2 > 3 or not (kind == 1)\nmask a = k in (s or span)\n"
     )
     assert format_source(text) == wanted
+
+
+# ---- `let name = value` --------------------------------------------------------------------------
+
+
+TEXT = """let window = size * 2 - 1
+let size = 3 - 1
+segment part = head[size] body[lens]*
+segment tile = every size in part
+mask near(w: tokens = window) = causal and q - k < w
+mask a = near and (same(tile) or near(size)) or q == k and k < -least
+let least = -3
+stack two = 2 of near(size), causal
+"""
+
+
+def test_constants_stand_in_layouts_tiles_defaults_and_arguments():
+    sample = Sample({"lens": [2, 3]}, 7)
+    found = dense_mask(Spec.from_text(TEXT).mask("a"), sample)
+    plain = TEXT.replace("window = size * 2 - 1", "gone = 1").replace("size]", "2]")
+    plain = plain.replace("every size", "every 2").replace("window", "3").replace("(size)", "(2)")
+    plain = plain.replace("-least", "3")
+    np.testing.assert_array_equal(found, dense_mask(Spec.from_text(plain).mask("a"), sample))
+    np.testing.assert_array_equal(found, dense(TEXT, sample.columns, 7))
+
+
+def test_a_call_from_outside_and_a_stack_know_them():
+    spec = Spec.from_text(TEXT)
+    assert spec.mask("near(window)").bind(Sample({"lens": [2, 3]}, 7)).num_pairs == 18
+    assert [mask.call for mask in spec.stack("two").masks] == ["near(w = 2)", "causal"]
+
+
+def test_a_name_in_quotes_is_a_column_all_the_same():
+    mask = Spec.from_text('let n = 3 segment part = doc["n"] tail[n]  mask a = q in doc').mask("a")
+    assert mask.columns == {"n"}
+    assert mask.bind(Sample({"n": 1}, 4)).num_pairs == 4
+
+
+def test_constants_are_imported(tmp_path):
+    (tmp_path / "lib.dcpm").write_text("let half = whole // 2  let whole = 4")
+    (tmp_path / "main.dcpm").write_text(
+        'import half from "lib.dcpm"  let twice = half * 2  mask a = causal and q - k < twice'
+    )
+    assert load(tmp_path / "main.dcpm").mask("a").bind(Sample(length=9)).num_pairs == 30
+
+
+def test_an_editor_renames_formats_and_finds_them():
+    document = Document(TEXT, "<text>", "utf-32")
+    assert len(rename(document, TEXT.index("size"), "width")) == TEXT.count("size")
+    assert format_source("let a=-( 2+1 )\nlet b=a") == "let a = -(2 + 1)\nlet b = a\n"
+
+
+# ---- `exp2` and `log2`, of constants, of one token, of distances and of both tokens --------------
+
+
+def test_distances_that_are_powers_are_bands_at_every_length():
+    form = Spec.from_text("").mask("log_sparse").compile(Sample(length=2**22))
+    n = 2**22
+    assert form.form == "slabs"
+    assert form.num_pairs == n + sum(n - 2**i for i in range(22))
+
+
+def test_a_power_that_no_token_changes_must_exist():
+    mask = Spec.from_text("mask a = causal and q - k < log2(row.reach)").mask("a")
+    assert mask.bind(Sample({"reach": 8}, 5)).num_pairs == 12
+    for columns in ({"reach": 0}, {"reach": -1}):
+        with pytest.raises(SpecError, match="`log2` of"):
+            mask.bind(Sample(columns, 5))
+        with pytest.raises(SpecError, match="`log2` of"):
+            dense_mask(mask, Sample(columns, 5))
+
+
+def test_compressed_keys_end_before_their_queries():
+    mask = Spec.from_text("").mask("nsa_compressed(4, 2)")
+    found = dense_mask(mask, Sample({"num_blocks": 3}, 9))
+    expected = [[2 * k + 3 <= q for k in range(3)] for q in range(9)]
+    np.testing.assert_array_equal(found, expected)
+    with pytest.raises(SpecError, match="E126"):
+        Spec.from_text("segment c = block[n]  @keys(c) @partial mask a = k <= q - 1").mask("a")

@@ -1,13 +1,72 @@
-"""The first tampers of the campaign: refused, or harmless, and both validators say the same."""
+"""The fuzzers find what is wrong, and a short run of each finds nothing."""
 
+import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import file_fuzz
 import plan_file_rows
 import plan_tampers
 import pytest
+import row_fuzz
 import tamper_fuzz
 
+from dcp_dsl.claims.guard import Guard
 from dcp_planner.plan import validation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", file_fuzz.KINDS)
+def test_the_first_files_end_nothing(kind):
+    command = [sys.executable, file_fuzz.__file__, "--kind", kind, "--count", "500"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)[kind]
+    assert counts["read"] + counts["refused"] == 500
+    assert counts["read"]
+
+
+def test_signals_and_errors_are_counted_and_the_next_files_are_read(monkeypatch, capfd):
+    def read(path: Path) -> None:
+        match path.read_bytes()[0] % 4:
+            case 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            case 2:
+                raise IndexError
+            case 3:
+                raise file_fuzz.DatasetError("refused")
+
+    cases = {"arrow": lambda: lambda rng: ("a", rng.randbytes(1), read)}
+    monkeypatch.setattr(file_fuzz, "KINDS", cases)
+    found = file_fuzz.run("arrow", 0, 40, 60)
+    assert sum(found.values()) == 40
+    assert min(found.values()) > 3
+    told = capfd.readouterr().err
+    assert told.count(": signal 9\n") == found["signals"]
+    assert told.count("IndexError\n\n") == found["errors"]
+
+
+# ---- the first rows of the campaign --------------------------------------------------------------
+
+
+def test_checker_and_loader_agree_on_the_first_rows():
+    found = row_fuzz.campaign(0, 800)
+    assert found["disagreements"] == 0
+    assert found["refused"] > 200
+    assert found["cases"] - found["refused"] > 200
+
+
+def test_a_checker_that_proves_nothing_is_found_out(monkeypatch, capsys):
+    monkeypatch.setattr(row_fuzz.Attachment, "guard", lambda self: Guard.of([]))
+    assert row_fuzz.campaign(0, 800)["disagreements"] > 20
+    assert ": '', alone 'segment" in capsys.readouterr().err
+
+
+# ---- the first tampers of the campaign -----------------------------------------------------------
+
 
 SIDES = ("kv_block", "q_block")  # of tiles, by the kind of their inputs
 DOCS = Path(__file__).parents[2] / "docs"
