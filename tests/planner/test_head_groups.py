@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from command_runs import planned
+from dense_blocks import causal_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from second_validator import dense_of
 
-from dcp_dsl import Slabs, block_sparsity
+from dcp_dsl import block_sparsity
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -37,14 +39,6 @@ from dcp_planner.tables.head_groups import _expanded_cu_seqlens, possible_groups
 
 SHAPES = {"mha": ModelShape(8, 8, 4, 2), "gqa": ModelShape(8, 2, 4, 2), "mqa": ModelShape(8, 1, 4)}
 FAST = PlanConfig(budget="fast")
-
-
-def dense_of(slabs):
-    seen = np.zeros((slabs.num_tokens, slabs.num_tokens), bool)
-    for q0, q1, k0, k1, a, b in slabs.table():
-        for q in range(q0, q1):
-            seen[q, k0 + a * (q - q0) : k1 + b * (q - q0)] = True
-    return seen
 
 
 def computed_by_head(plan):
@@ -336,8 +330,7 @@ def test_the_command_takes_head_groups(tmp_path):
 
 
 def test_auto_keeps_one_group_where_the_batch_is_too_long_for_more():
-    causal = Slabs(2**30, [0], [2**30], [0], [1], [0], [1])
-    sparsity = block_sparsity([causal], 2**26, 2**26)
+    sparsity = block_sparsity([causal_of(2**30)], 2**26, 2**26)
     for shape, groups in ((SHAPES["mha"], 8), (SHAPES["gqa"], 2)):
         with pytest.raises(PlanError, match="expected tokens times groups up to 2,147,483,647"):
             build_plan(sparsity, shape, Cluster(2, 2), replace(FAST, head_groups=groups))
