@@ -213,8 +213,8 @@ def test_a_cluster_without_a_name_has_that_of_its_file(tmp_path):
 
 
 def test_a_wrong_value_in_json_is_found_by_its_line():
-    values = {"name": "x", "nodes": 0, **Cluster().to_json()} | {"nodes": 0}
-    for indent, line in ((None, 1), (1, 3)):
+    values = {"nodes": 0} | Cluster().to_json() | {"nodes": 0}
+    for indent, line in ((None, 1), (1, 2)):
         with pytest.raises(ClusterError, match=f"^c:{line}: Cluster.nodes: expected a") as caught:
             parse_cluster(json.dumps(values, indent=indent), "c", is_json=True)
         assert caught.value.key == "nodes"

@@ -160,37 +160,27 @@ def with_column(plan, table, **columns):
 
 
 BROKEN = {
-    "no groups": (lambda p: replace(p, head_groups=0), "a plan has 1 to 256 head groups, got 0"),
-    "another number": (lambda p: replace(p, head_groups=2), "every tile's group is 0 to 1"),
-    "more": (lambda p: replace(p, head_groups=8), "tiles cover every visible pair exactly once"),
-    "heads": (lambda p: replace(p, shape=ModelShape(6, 2)), "cannot cut 6 query and 2 key/value"),
-    "tiles": (lambda p: with_column(p, "tiles", group=None), "tiles name their head group if and"),
-    "transfers": (
-        lambda p: with_column(p, "transfers", group=None),
-        "transfers name their head group if and",
+    "no groups": lambda p: replace(p, head_groups=0),
+    "another number": lambda p: replace(p, head_groups=2),
+    "more": lambda p: replace(p, head_groups=8),
+    "heads": lambda p: replace(p, shape=ModelShape(6, 2)),
+    "tiles": lambda p: with_column(p, "tiles", group=None),
+    "transfers": lambda p: with_column(p, "transfers", group=None),
+    "block": lambda p: with_column(p, "transfers", block=p.transfers.block + len(p.blocks)),
+    "keys": lambda p: with_column(
+        p, "transfers", group=p.transfers.group + (p.transfers.kind == TransferKind.KV)
     ),
-    "block": (
-        lambda p: with_column(p, "transfers", block=p.transfers.block + len(p.blocks)),
-        "every transfer's block is 0 to",
-    ),
-    "keys": (
-        lambda p: with_column(
-            p, "transfers", group=p.transfers.group + (p.transfers.kind == TransferKind.KV)
-        ),
-        "every remote input and result has a transfer",
-    ),
-    "order": (
-        lambda p: with_column(p, "tiles", group=p.tiles.group[::-1].copy()),
-        "tiles are sorted by",
-    ),
+    "order": lambda p: with_column(p, "tiles", group=p.tiles.group[::-1].copy()),
 }
 
 
-@pytest.mark.parametrize("name", sorted(BROKEN))
-def test_broken_groups_are_refused(grouped, name):
-    damage, says = BROKEN[name]
-    with pytest.raises(PlanError, match=says):
-        validate(damage(grouped))
+def test_broken_groups_are_refused(grouped, snapshots):
+    told = {}
+    for name, damage in BROKEN.items():
+        with pytest.raises(PlanError) as caught:
+            validate(damage(grouped))
+        told[name] = str(caught.value)
+    snapshots.check("broken_groups", told)
 
 
 def test_a_file_that_lies_about_groups_is_refused(grouped, tmp_path):
