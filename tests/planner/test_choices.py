@@ -9,12 +9,7 @@ import pytest
 
 from dcp_planner import Cluster, ClusterError, ModelShape, PlanConfig, PlanError
 from dcp_planner.model.cluster import devices_of_json
-from dcp_planner.model.cluster_file import (
-    LIMIT_BYTES,
-    format_cluster,
-    parse_cluster,
-    read_cluster,
-)
+from dcp_planner.model.cluster_file import LIMIT_BYTES, format_cluster, parse_cluster, read_cluster
 
 BEYOND = math.nextafter
 EVERY = Cluster(

@@ -21,14 +21,7 @@ from dcp_planner.search.bottleneck import load_state_of, relieve
 from dcp_planner.search.caps import exchange_owners, hold_caps, level_work
 from dcp_planner.search.native import EFFORTS, Search
 from dcp_planner.search.refinement import descend
-from dcp_planner.search.state import (
-    Split,
-    bytes_of,
-    cost_of,
-    fill,
-    problem_of,
-    repeated,
-)
+from dcp_planner.search.state import Split, bytes_of, cost_of, fill, problem_of, repeated
 from dcp_planner.simulation.schedules import STREAMINGS
 from dcp_planner.simulation.simulator import simulate
 from dcp_planner.tables.plan import TransferKind

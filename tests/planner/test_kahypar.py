@@ -14,15 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import block_sparsity
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    PlanError,
-    build_plan,
-    measure,
-    validate,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig, PlanError, build_plan, measure, validate
 from dcp_planner.model.problem import build_workload, cap_of, loads_on
 from dcp_planner.search import kahypar, kahypar_worker
 from dcp_planner.search.kahypar import (

@@ -23,13 +23,7 @@ from dcp_planner.model.problem import (
 from dcp_planner.search.bottleneck import load_state_of, relieve
 from dcp_planner.search.caps import exchange_owners, find_shortfalls, prices_of
 from dcp_planner.search.load_state import LOADS, root
-from dcp_planner.search.native import (
-    EFFORTS,
-    Search,
-    device_tree,
-    hold,
-    hold_tokens,
-)
+from dcp_planner.search.native import EFFORTS, Search, device_tree, hold, hold_tokens
 from dcp_planner.search.partitioners import place
 from dcp_planner.search.refinement import descend
 from dcp_planner.search.state import (

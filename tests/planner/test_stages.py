@@ -8,14 +8,7 @@ import pytest
 from dense_blocks import causal_of, sparsity_of
 
 from dcp_dsl import Slabs
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    PlanError,
-    cut_blocks,
-    measure,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig, PlanError, cut_blocks, measure
 from dcp_planner.baselines import (
     HEAD_KINDS,
     STATIC_KINDS,

@@ -11,10 +11,7 @@ from pathlib import Path
 import pytest
 from command_runs import SMALL, SPEC, run
 
-from dcp_planner import (
-    read_plan,
-    write_plan,
-)
+from dcp_planner import read_plan, write_plan
 from dcp_planner.causes import diagnosis as causes_found
 from dcp_planner.commands.compare import compare
 from dcp_planner.commands.plan import plan as plan_command
