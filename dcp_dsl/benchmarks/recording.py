@@ -5,9 +5,8 @@ import json
 import math
 import os
 import platform
-import statistics
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -52,28 +51,6 @@ def write(path: Path, document: dict[str, Any]) -> None:
     draft = path.with_name(f".{path.name}.tmp")
     draft.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
     draft.replace(path)
-
-
-def stage_rows(
-    stages: Mapping[str, Callable[[], object]], repeats: int, clock: Callable[[], float]
-) -> list[Row]:
-    """Time every stage by a clock in seconds: once to warm up, then so many times."""
-    rows = []
-    for name, stage in stages.items():
-        seconds = []
-        for _ in range(repeats + 1):
-            start = clock()
-            stage()
-            seconds.append(clock() - start)
-        rows.append({"stage": name, "median_s": statistics.median(seconds[1:]),
-                     "least_s": min(seconds[1:]), "most_s": max(seconds[1:])})  # fmt: skip
-    return rows
-
-
-def stage_lines(rows: Iterable[Row], form: str) -> list[list[str]]:
-    """Return a line of a table for each of `stage_rows`, in ms."""
-    names = ("median_s", "least_s", "most_s")
-    return [[row["stage"], *(shown(row[name], form, 1e3) for name in names)] for row in rows]
 
 
 def geomean(ratios: Iterable[float]) -> float | None:

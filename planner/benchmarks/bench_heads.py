@@ -7,36 +7,22 @@ The recorded batches (`data/workloads.json`) of every kind of mask, with grouped
 Times are relative to the portfolio with one head group.
 """
 
-import json
+import argparse
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import click
-
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from recorded_masks import sequences_of
-from recording import Row, geomean, machine, markdown, provenance, shown, write
+from recorded_masks import usual_cut, workloads
+from recording import Row, geomean, machine, markdown, provenance, report, shown
 
 from dcp_dsl import BlockSparsity
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    build_plan,
-    cut_blocks,
-    find_cluster,
-    measure,
-    predict,
-)
-from dcp_planner.model.cuts import choose_block_size
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, find_cluster, measure, predict
 from dcp_planner.search.partitioners import static_layouts
 from dcp_planner.tables.head_groups import possible_groups
 
-DATA = Path(__file__).parent / "data" / "workloads.json"
 SCHEMA = "dcp.bench_heads/1"
 BASE = "1 group"
 METHODS: Mapping[str, dict[str, Any]] = {
@@ -52,47 +38,28 @@ METHODS: Mapping[str, dict[str, Any]] = {
 """Choices of `PlanConfig` by the name of the method (`Any`: values of its fields)."""
 
 
-@click.command()
-@click.option("--clusters", default="4x8", show_default=True)
-@click.option("--heads", default="8/2,8/8", show_default=True, help="Query/key heads, of 128.")
-@click.option("--only", default="", help="Only workloads whose id contains this.")
-@click.option("--every", type=click.IntRange(min=1), default=4, show_default=True,
-              help="Of the packed batches, one in so many.")  # fmt: skip
-@click.option("--budget", default="fast", show_default=True)
-@click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
-@click.option("--table", type=click.Path(exists=True), help="Print the table of such a file.")
-def main(out: str | None, table: str | None, **options: Any) -> None:  # Any: click's values
-    """Run the benchmark, or print the table of its results."""
-    if table is not None:
-        click.echo(to_table(json.loads(Path(table).read_text())))
-        return
-    document = run(options)
-    if out is not None:
-        write(Path(out), document)
-    click.echo(to_table(document))
-
-
-def run(options: dict[str, Any]) -> dict[str, Any]:  # Any: click's values; JSON
+def run(options: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
     """Plan every chosen batch with every method on every cluster and shape."""
     rows: list[Row] = []
-    for name in options["clusters"].split(","):
+    batches = chosen(options.only, options.every)
+    for name in options.clusters.split(","):
         cluster = find_cluster(name)
-        for heads in options["heads"].split(","):
+        for heads in options.heads.split(","):
             shape = ModelShape(*(int(part) for part in heads.split("/")), 128, 2)
-            measured(chosen(options["only"], options["every"])[0], shape, cluster, options)
-            for workload in chosen(options["only"], options["every"]):
-                click.echo(f"{name} {heads} {workload['id']}", err=True)
+            measured(batches[0], shape, cluster)
+            for workload in batches:
+                print(name, heads, workload["id"], file=sys.stderr)
                 head = {"cluster": name, "heads": heads, "workload": workload["id"]}
-                rows += [head | row for row in measured(workload, shape, cluster, options)]
+                rows += [head | row for row in measured(workload, shape, cluster)]
     return {
-        "schema": SCHEMA, "machine": machine(), "budget": options["budget"],
-        "every": options["every"], "rows": rows,
+        "schema": SCHEMA, "machine": machine(), "budget": "fast", "every": options.every,
+        "rows": rows,
     }  # fmt: skip
 
 
 def chosen(only: str, every: int) -> list[dict[str, Any]]:  # Any: JSON
     """Return the single documents, and one in so many packed batches with all their masks."""
-    every_one = json.loads(DATA.read_text())["workloads"]
+    every_one = workloads()
     batches = list(dict.fromkeys(batch_of(w) for w in every_one))
     packed = [b for b in batches if not b.startswith("single")]
     kept = {*packed[::every], *(b for b in batches if b.startswith("single"))}
@@ -104,20 +71,16 @@ def batch_of(workload: dict[str, Any]) -> str:  # Any: JSON
     return str(workload["id"]).removesuffix(f"_{workload['mask']}")
 
 
-def measured(
-    workload: dict[str, Any], shape: ModelShape, cluster: Cluster, options: dict[str, Any]
-) -> list[Row]:
+def measured(workload: dict[str, Any], shape: ModelShape, cluster: Cluster) -> list[Row]:
     """Plan one batch with every method that heads and devices allow (`Any`: JSON)."""
-    sequences = sequences_of(workload)
-    sparsity = cut_blocks(sequences, choose_block_size(sequences, cluster))
-    rows = []
+    sparsity, rows = usual_cut(workload, cluster), []
     for method, choices in METHODS.items():
         name, groups = choices.get("partitioner", ""), choices.get("head_groups", 1)
         if name and name not in static_layouts(shape, cluster):
             continue
         if groups != "auto" and groups not in possible_groups(shape):
             continue
-        config = PlanConfig(budget=options["budget"], partials="input", **choices)
+        config = PlanConfig(budget="fast", partials="input", **choices)
         rows.append({"mask": workload["mask"], "method": method} | figures(
             sparsity, shape, cluster, config))  # fmt: skip
     return rows
@@ -206,4 +169,11 @@ def _seconds(row: Row) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clusters", default="4x8")
+    parser.add_argument("--heads", default="8/2,8/8", help="query/key heads, of 128")
+    parser.add_argument("--only", default="", help="only workloads whose id contains this")
+    parser.add_argument(
+        "--every", type=int, default=4, help="of the packed batches, one in so many"
+    )
+    report(parser, run, to_table)

@@ -9,18 +9,16 @@ limit. The ring by formula: two receives of the keys and values of an equal shar
 in backward two of their gradients in float32.
 """
 
+import argparse
 import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import click
-
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from recorded_masks import sequences_of
-from recording import Row, geomean, machine, markdown, provenance, shown, write
+from recorded_masks import usual_cut, workloads
+from recording import Row, geomean, machine, markdown, provenance, report, shown
 
 from dcp_dsl import BlockSparsity
 from dcp_planner import (
@@ -30,16 +28,13 @@ from dcp_planner import (
     Plan,
     PlanConfig,
     build_plan,
-    cut_blocks,
     predict,
     preset,
 )
-from dcp_planner.model.cuts import choose_block_size
 from dcp_planner.tables import accumulator_bytes, receive_buffer_bytes
 from dcp_planner.tables.metrics import measure_memory
 
 SCHEMA = "dcp.bench_memory/1"
-DATA = Path(__file__).parent / "data" / "workloads.json"
 LONG: list[dict[str, Any]] = [
     {"id": f"one document, {n:,} tokens", "mask": "causal", "mask_params": {}, "seqlens": [n]}
     for n in (65_536, 131_072)
@@ -48,31 +43,17 @@ TIMES = (4.0, 3.0, 2.0, 1.0)
 SHAPE = ModelShape(q_heads=8, kv_heads=2, head_dim=128, dtype_bytes=2)
 
 
-@click.command()
-@click.option("--step", type=click.IntRange(min=1), default=10, show_default=True,
-              help="Every n-th recorded batch.")  # fmt: skip
-@click.option("--longest", default=131_072, show_default=True,
-              help="Leave out single documents of more tokens.")  # fmt: skip
-@click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
-@click.option("--table", type=click.Path(exists=True), help="Print the tables of such a file.")
-def main(step: int, longest: int, out: str | None, table: str | None) -> None:
-    """Run the benchmark, or print the tables of its results."""
-    if table is not None:
-        click.echo(to_table(json.loads(Path(table).read_text())))
-        return
-    recorded = json.loads(DATA.read_text())["workloads"][::step]
-    alone = [workload for workload in LONG if workload["seqlens"][0] <= longest]
-    rows = [row for workload in (*alone, *recorded) for row in rows_of(workload)]
-    document = {"schema": SCHEMA, "machine": machine(), "rows": rows}
-    if out is not None:
-        write(Path(out), document)
-    click.echo(to_table(document))
+def run(options: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
+    """Plan every batch without a limit and within each."""
+    alone = [workload for workload in LONG if workload["seqlens"][0] <= options.longest]
+    rows = [row for workload in (*alone, *workloads(options.step)) for row in rows_of(workload)]
+    return {"schema": SCHEMA, "machine": machine(), "rows": rows}
 
 
 def rows_of(workload: dict[str, Any]) -> list[Row]:
     """Plan one batch without a limit and within each (`Any`: a JSON object)."""
-    cluster, masks = preset("a100-p4de", 4, 8), list(sequences_of(workload))
-    sparsity = cut_blocks(masks, choose_block_size(masks, cluster))
+    cluster = preset("a100-p4de", 4, 8)
+    sparsity = usual_cut(workload, cluster)
     free = build_plan(sparsity, SHAPE, cluster)
     local = int(measure_memory(free).saved.max())
     share = sum(workload["seqlens"]) / cluster.num_devices
@@ -83,7 +64,7 @@ def rows_of(workload: dict[str, Any]) -> list[Row]:
         row = planned(sparsity, cluster, limit)
         rows.append({"workload": workload["id"], "times": times, "local_bytes": local,
                      "ring_bytes": ring, "limit_bytes": limit} | row)  # fmt: skip
-        click.echo(json.dumps(rows[-1]), err=True)
+        print(json.dumps(rows[-1]), file=sys.stderr)
     return rows
 
 
@@ -165,4 +146,7 @@ def _seconds(row: Row) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--step", type=int, default=10, help="every n-th recorded batch")
+    parser.add_argument("--longest", type=int, default=131_072, help="tokens of a single document")
+    report(parser, run, to_table)

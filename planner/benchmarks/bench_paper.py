@@ -25,10 +25,9 @@ from typing import Any
 
 import click
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
 from paper_setting import CLUSTER, RINGS, batches_of, ring_seconds
-from recorded_masks import sequences_of
+from recorded_masks import DATA, sequences_of, usual_cut
 from recording import Row, geomean, machine, markdown, provenance, shown, write
 
 from dcp_dsl import BlockSparsity, block_sparsity
@@ -41,7 +40,6 @@ from dcp_planner import (
     fastest_block_size,
     predict,
 )
-from dcp_planner.model.cuts import choose_block_size
 from dcp_planner.model.problem import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import static_layouts
@@ -49,7 +47,6 @@ from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.simulation.simulator import Prediction
 
 SCHEMA = "dcp.bench_paper/1"
-DATA = Path(__file__).parent / "data"
 SHAPE = ModelShape(q_heads=8, kv_heads=2, head_dim=128, dtype_bytes=2)
 SCALES = ("0.5", "1", "2", "4")
 FITTED_SCALES = ("2", "4")
@@ -65,7 +62,6 @@ BAR_OF = {"dcp-like": "DCP", **{ring: ring for ring in RINGS}}
 
 @click.command()
 @click.option("--batches", type=click.IntRange(min=1), default=4, show_default=True)
-@click.option("--datasets", default="ldc,longalign", show_default=True)
 @click.option("--limit", type=click.IntRange(min=1), help="Only the first N settings.")
 @click.option("--block", type=click.IntRange(min=128), default=2048, show_default=True)
 @click.option("--ours", default="", help="Partitioner of ours.  [default: the planner's]")
@@ -90,7 +86,7 @@ def run(options: dict[str, Any], out: Path | None) -> dict[str, Any]:
     }  # fmt: skip
     settings = [
         (dataset, scale, mask)
-        for dataset in options["datasets"].split(",") for scale in SCALES for mask in MASKS
+        for dataset in ("ldc", "longalign") for scale in SCALES for mask in MASKS
     ]  # fmt: skip
     for dataset, scale, mask in settings[: options["limit"]]:
         click.echo(f"{dataset} x {scale}, {mask}", err=True)
@@ -118,7 +114,7 @@ def predict_setting(
         sequences = sequences_of(workload)
         grid = block_sparsity(sequences, options["block"], options["block"])
         found["dcp-like"].append(predict_dcp_like(grid))
-        sparsity = cut_blocks(sequences, choose_block_size(sequences, CLUSTER))
+        sparsity = usual_cut(workload, CLUSTER)
         chosen = {"partitioner": options["ours"]} if options["ours"] else {}
         config = PlanConfig(routing="node", partials="input", **chosen)
         block = fastest_block_size([sequences], SHAPE, CLUSTER, config)

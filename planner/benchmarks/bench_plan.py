@@ -26,24 +26,22 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
 from plan_summary import (
     ALONE,
     EXTERNAL,
     RECORDED,
-    by_workload_table,
     full_table,
     geomeans_of,
     summary_table,
 )
-from recorded_masks import sequences_of
+from recorded_masks import DATA, sequences_of
 from recording import Row, machine, write
 from referee import judge
 
@@ -67,7 +65,6 @@ from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import static_layouts
 from dcp_planner.simulation.schedules import make_schedule
 
-DATA = Path(__file__).parent / "data"
 SCHEMA = "dcp.bench_plan/1"
 BUDGETS = ("fast", "balanced")
 TUNED = "portfolio"
@@ -78,36 +75,19 @@ BETWEEN_NODES_PRICE = 8
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One run of the benchmark.
+    """One run of the benchmark."""
 
-    Attributes:
-        workloads: JSON objects, `Any`.
-        recorded: figures by ``workload|cluster|heads``.
-        clusters: as the command line names them.
-        shape, heads: the model and its name.
-        methods: to run.
-        block: tokens per block, ``None``: chosen by the planner.
-        repeats: timed runs of our own methods.
-        routing: of the plans.
-        seed: of every random choice.
-        time_limit_s: of external partitioners.
-    """
-
-    workloads: list[dict[str, Any]]
-    recorded: dict[str, Any]
-    clusters: tuple[str, ...]
+    workloads: list[dict[str, Any]]  # JSON objects
+    recorded: dict[str, Any]  # figures by ``workload|cluster|heads``
+    clusters: tuple[str, ...]  # as the command line names them
     shape: ModelShape
-    heads: str
+    heads: str  # name of the shape
     methods: tuple[str, ...]
-    block: int | None
-    repeats: int
-    routing: Literal["direct", "node"]
-    seed: int
-    time_limit_s: float
+    block: int | None  # tokens per block, ``None``: chosen by the planner
+    repeats: int  # timed runs of our own methods
 
 
 @click.command()
-@click.option("--workloads", type=click.Path(exists=True), default=str(DATA / "workloads.json"))
 @click.option("--peers", type=click.Path(exists=True), default=str(DATA / "peers.json"))
 @click.option("--clusters", default="4x8,8x8", show_default=True)
 @click.option("--heads", default="tp4", show_default=True, help="Key of `heads` in the workloads.")
@@ -116,19 +96,14 @@ class Setting:
 @click.option("--only", default="", help="Only workloads whose id contains this.")
 @click.option("--block", default="auto", show_default=True, help="Tokens per block, or auto.")
 @click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option("--routing", type=click.Choice(["direct", "node"]), default="node", show_default=True)
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
-@click.option("--time-limit", type=float, default=60.0, show_default=True)
 @click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
 @click.option("--table", type=click.Path(exists=True), help="Print the table of such a file.")
 @click.option("--full", is_flag=True, help="With --table: all methods and figures.")
-@click.option("--by-workload", is_flag=True, help="With --table: one line for each row.")
-def main(out: str | None, table: str | None, full: bool, by_workload: bool, **options: Any) -> None:
+def main(out: str | None, table: str | None, full: bool, **options: Any) -> None:
     """Run the benchmark, or print a table of its results."""
     if table is not None:
         document = json.loads(Path(table).read_text())
-        chosen = by_workload_table if by_workload else full_table if full else summary_table
-        click.echo(chosen(document))
+        click.echo(full_table(document) if full else summary_table(document))
         return
     document = run(read_setting(options), None if out is None else Path(out))
     click.echo(summary_table(document))
@@ -136,7 +111,7 @@ def main(out: str | None, table: str | None, full: bool, by_workload: bool, **op
 
 def read_setting(options: dict[str, Any]) -> Setting:
     """Read the files and choices of the command line (`Any`: click's values)."""
-    text = json.loads(Path(options["workloads"]).read_text())
+    text = json.loads((DATA / "workloads.json").read_text())
     chosen = [w for w in text["workloads"] if options["only"] in w["id"]][: options["limit"]]
     heads = text["heads"].get(options["heads"])
     if heads is None:
@@ -158,9 +133,6 @@ def read_setting(options: dict[str, Any]) -> Setting:
         methods=methods,
         block=None if options["block"] == "auto" else int(options["block"]),
         repeats=options["repeats"],
-        routing=options["routing"],
-        seed=options["seed"],
-        time_limit_s=options["time_limit"],
     )
 
 
@@ -179,7 +151,7 @@ def run(setting: Setting, out: Path | None) -> dict[str, Any]:
     document: dict[str, Any] = {
         "schema": SCHEMA, "machine": machine(), "heads": setting.heads,
         "block": setting.block or "auto", "repeats": setting.repeats,
-        "routing": setting.routing, "seed": setting.seed,
+        "routing": "node", "seed": 0,
         "methods": list(setting.methods), "rows": [], "geomeans": {},
     }  # fmt: skip
     rows: list[Row] = document["rows"]
@@ -206,13 +178,13 @@ def warm_up(setting: Setting, cluster: Cluster) -> None:
     sparsity = block_sparsity(sequences, 1024, 1024)
     for method in methods_on(setting, cluster):
         if method != RECORDED and not method.startswith(EXTERNAL):
-            build_plan(sparsity, setting.shape, cluster, config_of(method, setting))
+            build_plan(sparsity, setting.shape, cluster, config_of(method))
 
 
 def measure_workload(setting: Setting, workload: dict[str, Any], cluster_name: str) -> list[Row]:
     """Run every method on one workload and cluster (`Any`: its JSON object)."""
     cluster = find_cluster(cluster_name)
-    usual, usual_s = compile_batch(setting, workload, cluster, config_of("native:fast", setting))
+    usual, usual_s = compile_batch(setting, workload, cluster, config_of("native:fast"))
     rows = []
     for method in methods_on(setting, cluster):
         head = {"workload": workload["id"], "cluster": cluster_name, "method": method}
@@ -224,7 +196,7 @@ def measure_workload(setting: Setting, workload: dict[str, Any], cluster_name: s
         sparsity, cut_s = usual, usual_s
         try:
             if method == TUNED:
-                config = config_of(method, setting)
+                config = config_of(method)
                 sparsity, cut_s = compile_batch(setting, workload, cluster, config)
             row = measured_row(setting, sparsity, cluster, method)
             rows.append(head | row | {"plan_s": row["plan_s"] + cut_s})
@@ -251,22 +223,19 @@ def compile_batch(
     return sparsity, statistics.median(seconds)
 
 
-def config_of(method: str, setting: Setting) -> PlanConfig:
+def config_of(method: str) -> PlanConfig:
     """Return the configuration of a method: a registry name, or one with ``:budget`` behind it."""
     name, _, budget = method.rpartition(":")
-    common: dict[str, Any] = {
-        "seed": setting.seed, "time_limit_s": setting.time_limit_s, "routing": setting.routing,
-        "divisions": "auto", "partials": "input",  # the type in which DCP's bytes were recorded
-    }  # fmt: skip
+    config = PlanConfig(partials="input")  # the type in which DCP's bytes were recorded
     if method in PARTITIONERS or method.endswith(ALONE):
-        return PlanConfig(partitioner=method.removesuffix(ALONE), **common)
+        return replace(config, partitioner=method.removesuffix(ALONE))
     checked: Any = budget  # by PlanConfig
-    return PlanConfig(partitioner=name, budget=checked, **common)
+    return replace(config, partitioner=name, budget=checked)
 
 
 def measured_row(setting: Setting, sparsity: BlockSparsity, cluster: Cluster, method: str) -> Row:
     """Plan, time and simulate one batch with one method."""
-    config, seconds = config_of(method, setting), []
+    config, seconds = config_of(method), []
     make = plan_alone if method.endswith(ALONE) else build_plan
     for _ in range(1 if config.partitioner in EXTERNAL else setting.repeats):
         start = cpu_seconds()

@@ -8,16 +8,14 @@ for each block of queries; or float32 sums for each node of a binary tree over t
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from recorded_masks import sequences_of
+from recorded_masks import usual_cut, workloads
 from recording import Row, geomean, machine, markdown, provenance, report, shown
 
 from dcp_planner import (
@@ -27,13 +25,10 @@ from dcp_planner import (
     PlanConfig,
     TransferKind,
     build_plan,
-    cut_blocks,
     find_cluster,
     predict,
 )
-from dcp_planner.model.cuts import choose_block_size
 
-DATA = Path(__file__).parent / "data" / "workloads.json"
 SCHEMA = "dcp.bench_reproducible/1"
 DESIGNS = ("queries", "blocks", "tree")
 
@@ -41,12 +36,11 @@ DESIGNS = ("queries", "blocks", "tree")
 def run(options: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
     """Plan every chosen batch both ways, on every cluster and shape."""
     rows: list[Row] = []
-    workloads = json.loads(DATA.read_text())["workloads"][:: options.every]
     for name in options.clusters.split(","):
         cluster = find_cluster(name)
         for heads in options.heads.split(","):
             shape = ModelShape(*(int(part) for part in heads.split("/")), 128, 2)
-            for workload in workloads:
+            for workload in workloads(options.every):
                 print(name, heads, workload["id"], file=sys.stderr)
                 head = {"cluster": name, "heads": heads, "workload": workload["id"]}
                 rows.append(head | {"mask": workload["mask"]} | measured(workload, shape, cluster))
@@ -55,9 +49,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
 
 def measured(workload: dict[str, Any], shape: ModelShape, cluster: Cluster) -> Row:
     """Return times and bytes of the default and of the reproducible plan (`Any`: JSON)."""
-    sequences = sequences_of(workload)
-    sparsity = cut_blocks(sequences, choose_block_size(sequences, cluster))
-    found: Row = {}
+    sparsity, found = usual_cut(workload, cluster), Row()
     for name, is_reproducible in (("default", False), ("reproducible", True)):
         config = PlanConfig(budget="fast", reproducible=is_reproducible)
         plan = build_plan(sparsity, shape, cluster, config)

@@ -10,19 +10,16 @@ inside a block are not seen, so of short documents te-thd's balance is better th
 kernels are smaller.
 """
 
-import json
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
-
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from recorded_masks import sequences_of
-from recording import Row, geomean, machine, markdown, provenance, shown, write
+from recorded_masks import sequences_of, workloads
+from recording import Row, geomean, machine, markdown, provenance, report, shown
 from rivals import CAUSAL_ONLY, RIVALS, Sent
 
 from dcp_planner import (
@@ -43,32 +40,19 @@ from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 
 SCHEMA = "dcp.bench_rivals/1"
-DATA = Path(__file__).parent / "data" / "workloads.json"
 LEAST_BLOCK = 128
 SHAPE = ModelShape(q_heads=8, kv_heads=2, head_dim=128, dtype_bytes=2)
 CONFIG = PlanConfig(partials="input")
 
 
-@click.command()
-@click.option("--clusters", default="4x8,8x8", show_default=True)
-@click.option("--step", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Every n-th recorded batch.")  # fmt: skip
-@click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
-@click.option("--table", type=click.Path(exists=True), help="Print the table of such a file.")
-def main(clusters: str, step: int, out: str | None, table: str | None) -> None:
-    """Run the benchmark, or print the table of its results."""
-    if table is not None:
-        click.echo(to_table(json.loads(Path(table).read_text())))
-        return
+def run(options: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
+    """Place every batch on every cluster."""
     rows: list[Row] = []
-    for name in clusters.split(","):
-        for workload in json.loads(DATA.read_text())["workloads"][::step]:
-            click.echo(f"{name} {workload['id']}", err=True)
+    for name in options.clusters.split(","):
+        for workload in workloads(options.step):
+            print(name, workload["id"], file=sys.stderr)
             rows += rows_of(workload, name)
-    document = {"schema": SCHEMA, "machine": machine(), "step": step, "rows": rows}
-    if out is not None:
-        write(Path(out), document)
-    click.echo(to_table(document))
+    return {"schema": SCHEMA, "machine": machine(), "step": options.step, "rows": rows}
 
 
 def rows_of(workload: dict[str, Any], cluster_name: str) -> list[Row]:
@@ -151,4 +135,7 @@ def _line(pairs: Sequence[tuple[Row, Row]]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--clusters", default="4x8,8x8")
+    parser.add_argument("--step", type=int, default=1, help="every n-th recorded batch")
+    report(parser, run, to_table)

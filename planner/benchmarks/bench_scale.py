@@ -9,7 +9,7 @@ repeats, stage by stage: `compile` from bound masks to block sparsity, `plan` `b
 whole with validation, `predict` the simulation. Memory is the peak of the process so far.
 """
 
-import json
+import argparse
 import resource
 import statistics
 import sys
@@ -19,18 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import click
-
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from recorded_masks import sequences_of
-from recording import Row, machine, markdown, provenance, shown, write
+from recorded_masks import sequences_of, workloads
+from recording import Row, machine, markdown, provenance, report, shown
 
 from dcp_dsl import block_sparsity
 from dcp_planner import ModelShape, PlanConfig, build_plan, measure, predict, preset
 
 SCHEMA = "dcp.bench_scale/1"
-DATA = Path(__file__).parent / "data"
 _T = TypeVar("_T")
 
 
@@ -53,28 +49,17 @@ SIZES = (
 )
 
 
-@click.command()
-@click.option("--methods", default="native:fast", show_default=True, help="Comma list.")
-@click.option("--limit", type=click.IntRange(min=1), help="Only the first N sizes.")
-@click.option("--repeats", type=click.IntRange(min=1), default=3, show_default=True)
-@click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
-@click.option("--table", type=click.Path(exists=True), help="Print the table of such a file.")
-def main(methods: str, limit: int | None, repeats: int, out: str | None, table: str | None) -> None:
-    """Run the benchmark, or print the table of its results."""
-    if table is not None:
-        click.echo(to_table(json.loads(Path(table).read_text())))
-        return
-    document: dict[str, Any] = {
-        "schema": SCHEMA, "machine": machine(), "repeats": repeats, "seed": 0, "rows": [],
-    }  # fmt: skip
-    for size in SIZES[:limit]:
+def run(options: argparse.Namespace) -> dict[str, Any]:  # Any: JSON
+    """Plan every size with every method."""
+    rows = []
+    for size in SIZES[: options.limit]:
         for batch in size.batches:
-            for method in methods.split(","):
-                click.echo(f"{size.name}, {batch}, {method}", err=True)
-                document["rows"].append(measure_size(size, batch, method, repeats))
-                if out is not None:
-                    write(Path(out), document)
-    click.echo(to_table(document))
+            for method in options.methods.split(","):
+                print(f"{size.name}, {batch}, {method}", file=sys.stderr)
+                rows.append(measure_size(size, batch, method, options.repeats))
+    return {
+        "schema": SCHEMA, "machine": machine(), "repeats": options.repeats, "seed": 0, "rows": rows,
+    }  # fmt: skip
 
 
 def measure_size(size: Size, batch: str, method: str, repeats: int) -> Row:
@@ -123,8 +108,7 @@ def lengths_of(batch: str, tokens: int) -> list[int]:
     """Return the sequence lengths of one of the two batches."""
     if batch == "one document":
         return [tokens]
-    workloads = json.loads((DATA / "workloads.json").read_text())["workloads"]
-    recorded = [w for w in workloads if w["id"].startswith("ldc_like") and w["mask"] == "causal"]
+    recorded = [w for w in workloads() if w["id"].startswith("ldc_like") and w["mask"] == "causal"]
     pool = [length for workload in recorded for length in workload["seqlens"]]
     lengths: list[int] = []
     while (left := tokens - sum(lengths)) > 0:
@@ -154,4 +138,8 @@ def to_table(document: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--methods", default="native:fast", help="comma list")
+    parser.add_argument("--limit", type=int, help="only the first N sizes")
+    parser.add_argument("--repeats", type=int, default=3)
+    report(parser, run, to_table)

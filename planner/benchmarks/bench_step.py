@@ -22,7 +22,6 @@ from typing import Any
 import click
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
 from recording import Row, machine, markdown, shown, write
 

@@ -196,22 +196,3 @@ def _cell(
         return "-"
     behind = shown(worst, form, scale) + ("" if lost is None else f", {lost} of {of}")
     return f"{shown(value, form, scale)} ({behind})"
-
-
-def by_workload_table(document: dict[str, Any]) -> str:
-    """Return one Markdown line for each row (`Any`: JSON of `run`)."""
-    header = ("batch", "cluster", "method", "compute", "tokens", "fw MB", "between", "bw MB",
-              "between", "plan ms", "fw ms", "bw ms")  # fmt: skip
-    lines = []
-    for row in document["rows"]:
-        place = [row["workload"], row["cluster"], row["method"]]
-        if "error" in row:
-            lines.append([*place, *["-"] * 9])
-            continue
-        sizes = [shown(row[f"{s}_bytes"], ",.0f", 1e-6) for s in (
-            "forward", "forward_inter", "backward", "backward_inter")]  # fmt: skip
-        balance = [shown(row[f"{n}_imbalance"]) for n in ("compute", "token")]
-        times = [shown(row[k], ",.1f", 1e3) for k in (
-            "plan_s", "predicted_forward_s", "predicted_backward_s")]  # fmt: skip
-        lines.append([*place, *balance, *sizes, *times])
-    return markdown(header, lines)

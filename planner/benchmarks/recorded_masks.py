@@ -1,13 +1,30 @@
-"""The four masks of the recorded workloads as slabs, straight from their definition."""
+"""The recorded workloads, and their four masks as slabs, straight from their definition."""
 
+import json
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dcp_dsl import Slabs
+from dcp_dsl import BlockSparsity, Slabs
+from dcp_planner import Cluster, cut_blocks
+from dcp_planner.model.cuts import choose_block_size
 
+DATA = Path(__file__).parent / "data"
 Row = tuple[int, int, int, int, int, int]
+
+
+def workloads(step: int = 1) -> list[dict[str, Any]]:
+    """Return every n-th recorded workload (`Any`: JSON)."""
+    found = json.loads((DATA / "workloads.json").read_text())["workloads"]
+    return list(found[::step])
+
+
+def usual_cut(workload: Mapping[str, Any], cluster: Cluster) -> BlockSparsity:
+    """Cut a workload into blocks of the usual length (`Any`: its JSON object)."""
+    sequences = sequences_of(workload)
+    return cut_blocks(sequences, choose_block_size(sequences, cluster))
 
 
 def sequences_of(workload: Mapping[str, Any]) -> list[Slabs]:

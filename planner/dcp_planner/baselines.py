@@ -37,13 +37,9 @@ from dcp_planner.tables.head_groups import possible_groups, why_not
 
 @dataclass(frozen=True, slots=True)
 class StaticLayout(Partitioner):
-    """A static layout.
+    """A static layout."""
 
-    Attributes:
-        kind: one of `STATIC_KINDS`.
-    """
-
-    kind: str
+    kind: str  # one of `STATIC_KINDS`
 
     @property
     def name(self) -> str:
@@ -122,10 +118,9 @@ def _fold(chunk: Indices, parts: int) -> Indices:
 
 
 def chunk_of_blocks(workload: Workload, num_chunks: int) -> Indices:
-    """Cut the batch into chunks of consecutive blocks, each border at the nearest block border.
+    """Cut the batch into chunks of blocks, each border at the nearest block border; int32 ``[D]``.
 
-    Returns:
-        int32 ``[D]``, chunk of each block, never falling; a chunk without a block is possible.
+    A chunk without a block is possible.
     """
     if workload.num_blocks == 0:
         return np.zeros(0, np.int32)
@@ -238,14 +233,11 @@ HEAD_KINDS: tuple[HeadKind, ...] = ("heads", "heads_context")
 
 @dataclass(frozen=True, slots=True)
 class StaticHeads(Partitioner):
-    """A static layout that splits heads.
+    """A static layout that splits heads."""
 
-    Attributes:
-        kind: ``heads``: every device computes all tokens for its share of the heads, as
-            DeepSpeed-Ulysses does. ``heads_context``: the devices of a node split the heads, and
-            the nodes the tokens in a zigzag, as LoongTrain and USP do in two dimensions.
-    """
-
+    # `heads`: every device computes all tokens for its share of the heads, as DeepSpeed-Ulysses
+    # does. `heads_context`: the devices of a node split the heads, and the nodes the tokens in a
+    # zigzag, as LoongTrain and USP do in two dimensions.
     kind: HeadKind
 
     @property
@@ -254,11 +246,7 @@ class StaticHeads(Partitioner):
         return f"static:{self.kind}"
 
     def groups(self, shape: ModelShape, cluster: Cluster, config: PlanConfig) -> int:
-        """Compute the head groups of the layout.
-
-        Raises:
-            PlanError: if the heads of the shape do not divide evenly.
-        """
+        """Compute the head groups of the layout."""
         given, devices = config.head_groups, cluster.num_devices
         # One group, the default of all partitioners, is no choice for a layout that splits heads.
         chosen = None if given in ("auto", 1) else int(given)
@@ -293,11 +281,7 @@ class StaticHeads(Partitioner):
         return True
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-        """Build the layout; O(D log D + G W).
-
-        Raises:
-            PlanError: if the heads of the shape do not divide evenly.
-        """
+        """Build the layout; O(D log D + G W)."""
         groups = self.groups(workload.shape, cluster, config)
         size = largest_team(cluster, groups, is_inside=self.kind == "heads_context")
         on_teams = StaticLayout("zigzag").place(workload, teams_of(cluster, size), config)

@@ -132,11 +132,7 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 def private_folder() -> Path:
-    """Return the folder of this user below the one for temporary files; make it if it is missing.
-
-    Raises:
-        OSError: if it cannot be made, or others could write there.
-    """
+    """Return the folder of this user below the one for temporary files; make it if missing."""
     folder = Path(tempfile.gettempdir(), f"dcp-compiled-{os.geteuid()}")
     # Somebody else may have made it, so it is checked in either case.
     with suppress(FileExistsError):
@@ -146,11 +142,7 @@ def private_folder() -> Path:
 
 
 def check_private(folder: Path) -> None:
-    """Check that only this user and root can write to a folder or replace it.
-
-    Raises:
-        PermissionError: if somebody can, or it is no folder.
-    """
+    """Check that only this user and root can write to a folder or replace it."""
     # Not `stat`: a link would lead to a folder that somebody else has chosen.
     own, parent = folder.lstat(), folder.parent.stat()
     if not stat.S_ISDIR(own.st_mode):
@@ -163,11 +155,7 @@ def check_private(folder: Path) -> None:
 
 
 def check_unshared(folder: Path) -> None:
-    """Check that nobody can write code into a folder but its owner and this process's group.
-
-    Raises:
-        PermissionError: if others can, or can replace the folder.
-    """
+    """Check that nobody can write code into a folder but its owner and this process's group."""
     # In a sticky parent others can make folders of their own, but not replace this one.
     for place, may_stick in ((folder, False), (folder.parent, True)):
         found = place.stat()
@@ -209,11 +197,7 @@ class _Locator(caching._SourceFileBackedLocatorMixin, caching._CacheLocator):
         self._path = ""
 
     def ensure_cache_path(self) -> None:
-        """Make the folder for the file.
-
-        Raises:
-            OSError: if it cannot be made or written, or others could write there.
-        """
+        """Make the folder for the file."""
         if (folder := type(self).find_folder()) is None:
             raise FileNotFoundError("NUMBA_CACHE_DIR is not set")
         made_of = _content(self._py_file) + _content(__file__)  # this file sets numba's options
@@ -248,15 +232,10 @@ SOME_SECONDS = "some 15 s on a free core"
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Measured time of a piece of work.
+    """Measured time of a piece of work."""
 
-    Attributes:
-        seconds: wall-clock time without compiling.
-        compile_s: wall-clock time of compiling.
-    """
-
-    seconds: float = 0.0
-    compile_s: float = 0.0
+    seconds: float = 0.0  # wall-clock time without compiling
+    compile_s: float = 0.0  # wall-clock time of compiling
 
 
 class CompileClock(event.Listener):

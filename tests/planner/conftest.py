@@ -1,13 +1,16 @@
 """Masks, placements, clusters and plans, drawn and by hand, for the tests of the planner."""
 
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from command_runs import SPEC
 from dense_blocks import Dense, slabs_of, sparsity_of
 from hypothesis import strategies as st
 from numba.extending import is_jitted
@@ -132,6 +135,15 @@ def clusters() -> st.SearchStrategy[Cluster]:
         st.integers(1, 3),
         st.integers(1, 3),
     )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A spec and rows for the tests of commands (`command_runs`)."""
+    (tmp_path / "a.dcpm").write_text(SPEC)
+    rows = [{"len": n} for n in (30, 20, 400, 25, 0, 40)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
+    return tmp_path
 
 
 SHAPES = (

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dense_blocks import causal_of
 
-from dcp_dsl import Slabs, block_sparsity
+from dcp_dsl import block_sparsity
 from dcp_planner import Cluster, ModelShape
 from dcp_planner.model.problem import build_workload
 
@@ -92,8 +93,6 @@ def test_bench_plan_prints_its_table(run, plan_results):
     recorded = next(line for line in table.splitlines() if line.startswith("| dcp-recorded |"))
     assert recorded.startswith("| dcp-recorded | 1.60 (1.60) | 1.20 (1.20) | 1.00 | 1.00 |")
     assert recorded.endswith(" | 70,000 (70,000) | - | - | - | - | - |")  # nothing was simulated
-    long = run("bench_plan.py", "--table", plan_results, "--by-workload")
-    assert long.count("longalign_like_msl131072_b0_causal") == 3
 
 
 @pytest.mark.slow
@@ -259,7 +258,7 @@ def test_a_ring_sends_every_shard_past_every_other_rank(monkeypatch, first, widt
     monkeypatch.syspath_prepend(BENCHMARKS)
     import rivals
 
-    sequence = block_sparsity([Slabs(64, [0], [64], [0], [1], [0], [1])], 8, 8)
+    sequence = block_sparsity([causal_of(64)], 8, 8)
     work, cluster = build_workload(sequence, ModelShape(4, 2, 16, 2)), Cluster(2, 4)
     kv = 2 * 2 * 16 * 2 * (64 / width)  # keys and values of a shard, two heads of 16 in 2 bytes
     total = inter = 0.0
@@ -277,7 +276,7 @@ def test_rivals_give_work_to_ranks_that_have_room(monkeypatch):
     import rivals
 
     lengths = [512, 64, 64, 64, 64, 128, 128]
-    masks = [Slabs(n, [0], [n], [0], [1], [0], [1]) for n in lengths]
+    masks = [*map(causal_of, lengths)]
     work, cluster = (
         build_workload(block_sparsity(masks, 16, 16), ModelShape(4, 2, 16, 2)),
         Cluster(2, 4),

@@ -1,4 +1,4 @@
-"""Reasons that are planted by hand, in plans small enough to follow nanosecond by nanosecond."""
+"""Reasons of a plan's time, planted by hand: what each saves, and how it is said."""
 
 import re
 from dataclasses import replace
@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_runs import as_recorded
 
 from dcp_dsl import Sample, Spec
 from dcp_planner import (
     LANES,
     Cluster,
     ModelShape,
+    Plan,
     PlanConfig,
     PlanError,
+    Trace,
     build_plan,
     cut_blocks,
     predict,
@@ -29,6 +32,7 @@ from dcp_planner.causes import (
     explain,
     explain_difference,
     find_causes,
+    find_causes_of_run,
     suggest,
 )
 from dcp_planner.causes.diagnosis import KINDS, Diagnosis
@@ -39,6 +43,7 @@ from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS
 
 TINY = ModelShape(q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1)  # 4 FLOPs a pair, kv 2 B
 QUICK = Cluster(
@@ -58,7 +63,7 @@ def planned(sparsity, owners, devices, cluster=QUICK, divisions=None, is_frugal=
 
 
 def told(found):
-    return explain_difference(found, ("A", "B"), lambda seconds: f"{seconds * 1e9:.0f} ns")
+    return explain_difference(found, ("the old", "the new"), "{:.4g} s".format)
 
 
 def saved(found):
@@ -141,61 +146,40 @@ def test_work_is_what_the_mean_device_computes(strategies, data):
     assert work > 1e-6 or not plan.tiles.pairs.any()
 
 
-def test_slow_links_are_the_reason_where_only_they_differ(masks):
+def diagnosed(seconds, work, **parts):
+    causes = [Cause(name, part, part, {}) for name, part in parts.items()]
+    return Diagnosis(seconds, work, tuple(causes))
+
+
+def test_the_reason_of_a_difference_is_said(masks, snapshots):
     sparsity = masks.pack([masks.causal(8), masks.causal(8)], 8)
     slow = replace(QUICK, intra_bytes_per_s=1e9, latency_s=1e-7)
-    at_home = planned(sparsity, [0, 1], [0, 1], slow)
-    away = planned(sparsity, [0, 1], [1, 0], slow)  # as even, but every input and result travels
-    for found in (explain(at_home, away), explain(away, at_home)):
-        assert found.reason == "latency"
-    text = told(explain(at_home, away))
-    assert text.startswith("A takes ")
-    assert (
-        ", mostly because B loses more time to message latency. Without message latency, A would"
-        in text
-    )
-
-
-def test_the_device_with_most_compute_is_the_reason_where_links_are_fast(masks):
-    sparsity = masks.pack([masks.causal(8), masks.causal(8)], 8)
     even = planned(sparsity, [0, 1], [0, 1])
-    heaped = planned(sparsity, [0, 1], [0, 0])  # three messages, one behind the other, 1 ns each
-    found = explain(even, heaped)
-    assert found.reason == "idle"
-    text = told(found)
-    assert text.startswith("A takes 50.1% less time than B: 504 ns instead of 1011 ns")
-    assert "mostly because B loses more time to devices without work" in text
-    assert "If devices without work took their share, A would take 504 ns and B 507 ns; if" in text
-
-
-def test_more_work_is_the_reason_where_a_machine_is_slower(masks):
-    sparsity = masks.pack([masks.causal(8), masks.causal(8)], 8)
-    plan = planned(sparsity, [0, 1], [0, 1])
-    slower = replace(plan, cluster=replace(QUICK, flops_per_s=5e8))
-    found = explain(slower, plan)
-    assert found.reason == "work"
-    assert told(found).startswith("B takes 50.0% less time than A")
-    assert "mostly because the average device of A computes more" in told(found)
-
-
-def test_what_neither_links_nor_compute_explain_is_put_down_to_order(masks):
     # Device 0 computes four full tiles at home; device 1 four whose keys come from there, in two
     # divisions. A frugal order launches the second keys only behind the tiles of device 0: device 1
     # waits for half of its time, whatever the links. Bytes and compute are the same.
     dense = np.zeros((16, 16), bool)
     dense[:, :8] = True
-    sparsity = masks.pack([dense], 4)
     devices, divisions = [0] * 4 + [1] * 4, [0] * 4 + [1, 2] * 2
     early, late = (
-        planned(sparsity, [0, 0, 1, 1], devices, divisions=divisions, is_frugal=is_frugal)
-        for is_frugal in (False, True)
+        planned(masks.pack([dense], 4), [0, 0, 1, 1], devices, divisions=divisions, is_frugal=way)
+        for way in (False, True)
     )
-    found = explain(late, early)
-    assert found.reason == "order"
-    assert found.shares["order"] == pytest.approx(448e-9, abs=2e-9)
-    text = told(found)
-    assert text.startswith("B takes 33.3% less time than A: 899 ns instead of 1347 ns, mostly ")
-    assert "because A loses more time to waiting for earlier work of other devices" in text
+    pairs = {
+        "latency": explain(planned(sparsity, [0, 1], [0, 1], slow),
+                           planned(sparsity, [0, 1], [1, 0], slow)),
+        "idle": explain(even, planned(sparsity, [0, 1], [0, 0])),
+        "work": explain(replace(even, cluster=replace(QUICK, flops_per_s=5e8)), even),
+        "order": explain(late, early),
+        "close": explain(even, replace(even, cluster=replace(QUICK, flops_per_s=0.992e9))),
+        "several": Explanation(diagnosed(10.0, 8.0, links=1.0, balance=0.5),
+                               diagnosed(14.0, 8.0, links=3.0, balance=2.5)),
+        "balance": Explanation(diagnosed(10.0, 6.0, links=4.0),  # which works against the rest
+                               diagnosed(12.0, 6.0, links=1.0, balance=5.0)),
+    }  # fmt: skip
+    assert {name: found.reason for name, found in pairs.items()} == {name: name for name in pairs}
+    assert pairs["order"].shares["order"] == pytest.approx(448e-9, abs=2e-9)
+    snapshots.check("causes_of_differences", {name: told(pairs[name]) for name in pairs})
 
 
 def test_a_plan_without_messages_hides_none(masks):
@@ -204,47 +188,6 @@ def test_a_plan_without_messages_hides_none(masks):
     assert headline(find_causes(home), str).endswith(". No data moves between devices.")
     assert re.search(
         r"Compute hides [\d.]+% of the communication\.$", headline(find_causes(away), str)
-    )
-
-
-def test_a_small_difference_gets_no_reason(masks):
-    sparsity = masks.pack([masks.causal(8), masks.causal(8)], 8)
-    plan = planned(sparsity, [0, 1], [0, 1])
-    nearly = replace(plan, cluster=replace(QUICK, flops_per_s=0.992e9))
-    found = explain(plan, nearly)
-    assert found.reason == "close"
-    assert told(found) == (
-        "A and B take about the same time, 504 ns and 509 ns. The difference is at most 1.0%, too "
-        "small to name a reason."
-    )
-
-
-def diagnosed(seconds, work, **parts):
-    causes = [Cause(name, part, part, {}) for name, part in parts.items()]
-    return Diagnosis(seconds, work, tuple(causes))
-
-
-def test_several_reasons_are_listed_with_what_each_costs():
-    first = diagnosed(10.0, 8.0, links=1.0, balance=0.5)
-    second = diagnosed(14.0, 8.0, links=3.0, balance=2.5)
-    found = Explanation(first, second)
-    assert found.reason == "several"
-    text = explain_difference(found, ("the old", "the new"), "{:g} s".format)
-    assert text == (
-        "The old takes 28.6% less time than the new: 10 s instead of 14 s, for several reasons: "
-        "the new loses more time to uneven compute (2 s) and data transfer (2 s). With compute "
-        "shared evenly, the old would take 9.5 s and the new 11.5 s; with infinitely fast links, "
-        "the old would take 9 s and the new 11 s."
-    )
-
-
-def test_what_works_against_the_difference_is_said():
-    first, second = diagnosed(10.0, 6.0, links=4.0), diagnosed(12.0, 6.0, links=1.0, balance=5.0)
-    found = Explanation(first, second)
-    assert found.reason == "balance"
-    assert found.shares["links"] == -3.0
-    assert "uneven compute, although B loses less time to data transfer (3 s). With" in (
-        explain_difference(found, ("A", "B"), "{:g} s".format)
     )
 
 
@@ -259,43 +202,23 @@ def test_what_counts_is_saved_alone_and_last_in_equal_parts():
 
 BALANCE = {"device": 3, "times_mean": 1.5}
 LINKS = {"device": 1, "side": "send", "seconds_on_path": 2.0}
-PLACES = [
-    ("balance", BALANCE, "With compute shared evenly",
-     "device 3 computes longest, 1.50 times the mean"),
-    ("balance", BALANCE | {"sequence": 4}, "With", "the mean, mostly of sequence 4"),
-    ("balance", BALANCE | {"sequence": 4, "sequence_name": "row 9"}, "With",
-     "of sequence 4 (row 9)"),
-    ("links", LINKS, "With infinitely fast links",
-     "device 1 sends for 2 s on the critical path"),
-    ("links", LINKS | {"side": "receive"}, "With infinitely",
-     "device 1 receives for 2 s on the critical path"),
-    ("links", {}, "With infinitely fast links", ""),
-    ("latency", {"messages_on_path": 1}, "Without message latency",
-     "the critical path waits for 1 message to arrive"),
-    ("latency", {"messages_on_path": 2}, "Without", "waits for 2 messages to arrive"),
-    ("launches", {"kernels_of_device": 7, "host_s": 0.0}, "Without host work",
-     "a device launches up to 7 kernels"),
-    ("launches", {"kernels_of_device": 7, "host_s": 3.0}, "Without host work",
-     "a device launches up to 7 kernels, and waits up to 3 s a direction for a host"),
-    ("waves", {"times_full": 1.25}, "If kernels kept all multiprocessors busy",
-     "kernels now take 1.25 times as long"),
-    ("tiles", {"computed_over_visible": 3.0}, "If kernels computed visible pairs only",
-     "kernels compute 3.00 pairs per visible pair"),
-    ("order", {"device": 2}, "If no device waited for earlier work of others",
-     "device 2 waits longest for compute of other devices"),
-    ("idle", {"devices": [1]}, "If devices without work took their share", "1 device has no tile"),
-    ("idle", {"devices": [1, 2]}, "If devices", "2 devices have no tile"),
-    ("memory", {"buffer_bytes": 1.5e6, "unlimited_bytes": 4e6}, "Without a memory limit",
-     "buffers take 1.5 MB per device instead of 4.0 MB"),
-]  # fmt: skip
+PLACES = (
+    ("balance", BALANCE), ("balance", BALANCE | {"sequence": 4}),
+    ("balance", BALANCE | {"sequence": 4, "sequence_name": "row 9"}),
+    ("links", LINKS), ("links", LINKS | {"side": "receive"}), ("links", {}),
+    ("latency", {"messages_on_path": 1}), ("latency", {"messages_on_path": 2}),
+    ("launches", {"kernels_of_device": 7, "host_s": 0.0}),
+    ("launches", {"kernels_of_device": 7, "host_s": 3.0}),
+    ("waves", {"times_full": 1.25}), ("tiles", {"computed_over_visible": 3.0}),
+    ("order", {"device": 2}), ("idle", {"devices": [1]}), ("idle", {"devices": [1, 2]}),
+    ("memory", {"buffer_bytes": 1.5e6, "unlimited_bytes": 4e6}),
+)  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "where", "start", "end"), PLACES)
-def test_a_sentence_says_what_a_cause_costs_and_where(name, where, start, end):
-    text = cause_sentence(Cause(name, 2.5, 0.0, where), 10.0, "{:g} s".format)
-    assert text.startswith(start)
-    assert ", the plan would take 2.5 s less (25.0%)" in text
-    assert text.endswith(f"{end}." if end else "less (25.0%).")
+def test_a_sentence_says_what_a_cause_costs_and_where(snapshots):
+    found = {f"{name} {where}": cause_sentence(Cause(name, 2.5, 0.0, where), 10.0, "{:g} s".format)
+             for name, where in PLACES}  # fmt: skip
+    snapshots.check("causes_in_words", found)
 
 
 def test_plans_of_other_batches_are_not_explained(masks):
@@ -339,3 +262,170 @@ def test_zigzag_on_a_few_documents_is_slow_for_its_compute_not_for_its_messages(
     )  # fmt: skip
     assert predict(replace(zigzag, cluster=fast)).seconds > found.first.seconds
     assert found.reason == "balance"
+
+
+USUAL = ModelShape()
+ONE_NODE = Cluster(1, 4, intra_bytes_per_s=1e14, latency_s=0.0, flops_per_s=1e12)
+TWO_NODES = replace(ONE_NODE, nodes=2, devices_per_node=2, inter_bytes_per_s=1e14)
+"""Machines on which only computing takes time."""
+WITH_HOSTS = replace(ONE_NODE, pass_s=2e-5, copy_bytes_per_s=1e11)
+"""One on which idle devices begin a direction, too, and merge results."""
+DOCUMENTS = (256, 256, 256, 256)
+BLOCK = 64
+AWAY = (1, 2, 3, 0)
+"""The device that computes the queries of each document, where its owner does not."""
+
+
+def placed(masks, cluster, documents=DOCUMENTS, owners=(0, 1, 2, 3), computes=None, **choices):
+    """Place whole documents: who owns each, and who computes its queries."""
+    sparsity = masks.pack([masks.causal(n) for n in documents], choices.pop("block", BLOCK))
+    workload = build_workload(sparsity, USUAL)
+    of_block = workload.block_sequence
+    owner = np.array(owners)[of_block]
+    device = np.array(owners if computes is None else computes)[of_block[workload.compute_q]]
+    if choices.pop("is_split", False):  # rows of blocks in turn, whoever owns them
+        device = workload.compute_q % cluster.num_devices
+    if "devices_of_tiles" in choices:
+        device = choices.pop("devices_of_tiles")(workload)
+    placed = Placement(owner, device)
+    choices = {"divisions": 2, "routing": "direct"} | choices
+    schedule = make_schedule(workload, placed, cluster, PlanConfig(**choices))
+    return assemble(workload, cluster, placed, schedule, "by hand")
+
+
+def late_in_frugal_order(masks):
+    """Keys of the second division are launched only behind the tiles of the first."""
+    dense = np.zeros((16, 16), bool)
+    dense[:, :8] = True
+    workload = build_workload(masks.pack([dense], 4), ModelShape(1, 1, 1, 1))
+    cluster = Cluster(1, 2, intra_bytes_per_s=1e15, latency_s=0, flops_per_s=1e9)
+    divisions = np.array([0] * 4 + [1, 2] * 2)
+    placed = Placement(np.array([0, 0, 1, 1]), np.array([0] * 4 + [1] * 4))
+    schedule = Schedule(divisions, divisions, 2 * (Manner(is_frugal=True),))
+    return assemble(workload, cluster, placed, schedule, "by hand")
+
+
+def slow_run(masks):
+    """A run on a machine whose device 2 is slower than the plan knows."""
+    plan = placed(masks, ONE_NODE)
+    slower = replace(plan, cluster=replace(ONE_NODE, devices=((1.0, 1.0, 0.4, 1.0),)))
+    return plan, as_recorded(simulate(slower))
+
+
+def slow_links_of_run(masks):
+    plan = placed(masks, TWO_NODES, owners=(0, 0, 0, 0), is_split=True)
+    run = as_recorded(simulate(replace(plan, cluster=replace(TWO_NODES, inter_bytes_per_s=1e9))))
+    is_send = run.kind == EVENT_KINDS.index("send")  # the transport takes the bytes at once
+    return plan, replace(run, end_ns=np.where(is_send, run.start_ns, run.end_ns))
+
+
+def late_launch(masks, documents=DOCUMENTS):
+    """A run in which device 1 begins its last attention late, by as long as the run took."""
+    plan = placed(masks, ONE_NODE, documents)
+    trace = as_recorded(simulate(plan))
+    is_own = trace.device == 1
+    begin = trace.start_ns[is_own & (trace.kind == EVENT_KINDS.index("attention"))].max()
+    late = int(trace.end_ns.max()) * (is_own & (trace.start_ns >= begin))
+    moved = {name: getattr(trace, name) + late for name in ("start_ns", "end_ns", "ready_ns")}
+    return plan, replace(trace, **moved)
+
+
+CASES = {  # what the first cause has to be, where, and a plan, or a plan and its run
+    "slow device": ("compute", {"device": 3}, lambda m: placed(
+        m, replace(TWO_NODES, devices=((1.0, 1.0), (1.0, 0.4))))),
+    "slow first device": ("compute", {"device": 0}, lambda m: placed(
+        m, replace(ONE_NODE, devices=((0.3, 1.0, 1.0, 1.0),)))),
+    "two documents on one device": ("compute", {"device": 2}, lambda m: placed(
+        m, ONE_NODE, (256,) * 5, (0, 1, 2, 3, 2))),
+    "a long document that one device owns": ("compute", {"device": 0, "sequence": 0},
+            lambda m: placed(m, ONE_NODE, (768, 256, 256, 256))),
+    "a long document at the end": ("compute", {"device": 3, "sequence": 3},
+            lambda m: placed(m, TWO_NODES, (256, 256, 256, 640))),
+    "straggling compute in a run": ("compute", {"device": 2}, slow_run),
+    "slow network": ("links", {}, lambda m: placed(
+        m, replace(TWO_NODES, inter_bytes_per_s=1e9), computes=AWAY)),
+    "slow links inside the node": ("links", {}, lambda m: placed(
+        m, replace(ONE_NODE, intra_bytes_per_s=1e9), computes=AWAY)),
+    "one crowded port that sends": ("links", {"device": 0, "side": "send"},
+            lambda m: placed(m, replace(TWO_NODES, inter_bytes_per_s=1e9), owners=(0, 0, 0, 0),
+                              is_split=True)),
+    "one crowded NIC that receives": ("links", {"device": 3, "side": "receive"},
+            lambda m: placed(
+                m, replace(ONE_NODE, intra_bytes_per_s=5e8, port_sharing="exclusive"),
+                (256,) * 8, (0, 1, 2, 3, 0, 1, 2, 3),
+                devices_of_tiles=lambda w: np.where(
+                    (w.compute_q != w.compute_kv) & (w.block_sequence[w.compute_q] > 3), 3,
+                    w.block_sequence[w.compute_q] % 4))),
+    "oversubscribed spine": ("links", {}, lambda m: placed(
+        m, replace(TWO_NODES, rails=2, spine_bytes_per_s=1e9), computes=(3, 2, 1, 0))),
+    "slow links in a run": ("links", {"device": 0, "side": "send"}, slow_links_of_run),
+    "far nodes": ("latency", {}, lambda m: placed(
+        m, replace(TWO_NODES, inter_latency_s=1e-3), computes=AWAY)),
+    "latency inside the node": ("latency", {}, lambda m: placed(
+        m, replace(ONE_NODE, latency_s=5e-4), computes=AWAY)),
+    "dear messages": ("latency", {}, lambda m: placed(
+        m, replace(ONE_NODE, message_launch_s=2e-4), computes=AWAY, block=32)),
+    "slow launches": ("launches", {"divisions": 1}, lambda m: placed(
+        m, replace(ONE_NODE, kernel_launch_s=1e-3))),
+    "too many divisions": ("launches", {"divisions": 12}, lambda m: placed(
+        m, replace(ONE_NODE, kernel_launch_s=3e-5), (512,) * 4, computes=AWAY, block=32,
+        divisions=12)),
+    "late launch in a run": ("launches", {}, late_launch),
+    "small tiles": ("compute", {"kernel_tile": 256}, lambda m: placed(
+        m, replace(ONE_NODE, kernel_tile=256), block=16)),
+    "too few blocks of threads": ("compute", {"sms": 132}, lambda m: placed(
+        m, replace(ONE_NODE, kernel_tile=64, sms=132))),
+    "devices that only merge": ("idle", {"devices": [2, 3]}, lambda m: placed(
+        m, WITH_HOSTS, (256, 256), (2, 3), (0, 1))),
+    "all on one device": ("idle", {"devices": [0, 2, 3]}, lambda m: placed(
+        m, replace(TWO_NODES, pass_s=2e-5), (256, 256), (1, 1))),
+    "limit of memory": ("memory", {}, lambda m: placed(
+        m, replace(ONE_NODE, intra_bytes_per_s=1e10, latency_s=1e-4, kernel_launch_s=3e-5),
+        (512,) * 4, computes=AWAY, block=32, divisions="auto", memory_limit_bytes=2_800_000)),
+    "order that launches late": ("order", {"device": 1}, late_in_frugal_order),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "where", "make"), CASES.values(), ids=CASES)
+def test_the_first_finding_names_the_planted_cause(masks, kind, where, make):
+    made = make(masks)
+    why = find_causes(made) if isinstance(made, Plan) else find_causes_of_run(*made)
+    first = why.diagnosis.causes[0]
+    assert (first.kind, {name: first.where.get(name) for name in where}) == (kind, where)
+    assert first.saves_s > 0.2 * why.diagnosis.seconds
+
+
+def test_order_costs_what_early_launches_would_not_save(masks):
+    plan = CASES["limit of memory"][2](masks)
+    last = {c.kind: c.saves_last_s for c in find_causes(plan).diagnosis.causes}
+    assert last["memory"] < 0 < last["order"]  # all else free, early launches gain nothing
+
+
+def test_a_late_device_with_little_work_makes_no_cost_of_a_run_negative(masks):
+    # Shared evenly, compute would make the device that begins last end later still.
+    why = find_causes_of_run(*late_launch(masks, (256, 64, 256, 256)))
+    found = {cause.name: (cause.saves_s, cause.saves_last_s) for cause in why.diagnosis.causes}
+    assert found["balance"][0] == 0
+    assert min(map(min, found.values())) >= 0
+
+
+def test_the_model_between_two_layers_is_no_cause(masks):
+    plan = placed(masks, WITH_HOSTS, computes=AWAY)
+    trace = as_recorded(simulate(plan))
+    rows = np.column_stack([getattr(trace, name).astype(np.int64) for name in COLUMNS])
+    times = [COLUMNS.index(name) for name in ("start_ns", "end_ns", "ready_ns")]
+    forward, backward = (round(trace.seconds(is_backward=b) * 1e9) for b in (False, True))
+    model = 9 * (forward + backward)
+    parts = []
+    for begins in ((0, forward + model), (forward + model, forward + backward + 2 * model)):
+        parts.append(rows.copy())
+        parts[-1][:, times] += np.where(trace.is_backward, begins[1], begins[0])[:, None]
+    names = [trace.name_of(event) for event in range(len(trace))]
+    twice = Trace.of_rows("measured", np.concatenate(parts), 2 * names)
+    one, two = (find_causes_of_run(plan, run) for run in (trace, twice))
+    assert two.diagnosis.seconds == pytest.approx(2 * one.diagnosis.seconds)
+    saved = {cause.name: cause.saves_s for cause in one.diagnosis.causes}
+    for cause in two.diagnosis.causes:
+        assert cause.saves_s == pytest.approx(2 * saved[cause.name], abs=1e-9)
+    spent = [why.accounting.spent_ns.sum(axis=(0, 1)) for why in (one, two)]
+    assert (spent[1] == 2 * spent[0]).all()

@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from command_runs import planned
+from dense_blocks import causal_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from second_validator import dense_of
 
-from dcp_dsl import Slabs, block_sparsity
+from dcp_dsl import block_sparsity
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -37,14 +39,6 @@ from dcp_planner.tables.head_groups import _expanded_cu_seqlens, possible_groups
 
 SHAPES = {"mha": ModelShape(8, 8, 4, 2), "gqa": ModelShape(8, 2, 4, 2), "mqa": ModelShape(8, 1, 4)}
 FAST = PlanConfig(budget="fast")
-
-
-def dense_of(slabs):
-    seen = np.zeros((slabs.num_tokens, slabs.num_tokens), bool)
-    for q0, q1, k0, k1, a, b in slabs.table():
-        for q in range(q0, q1):
-            seen[q, k0 + a * (q - q0) : k1 + b * (q - q0)] = True
-    return seen
 
 
 def computed_by_head(plan):
@@ -166,37 +160,27 @@ def with_column(plan, table, **columns):
 
 
 BROKEN = {
-    "no groups": (lambda p: replace(p, head_groups=0), "a plan has 1 to 256 head groups, got 0"),
-    "another number": (lambda p: replace(p, head_groups=2), "every tile's group is 0 to 1"),
-    "more": (lambda p: replace(p, head_groups=8), "tiles cover every visible pair exactly once"),
-    "heads": (lambda p: replace(p, shape=ModelShape(6, 2)), "cannot cut 6 query and 2 key/value"),
-    "tiles": (lambda p: with_column(p, "tiles", group=None), "tiles name their head group if and"),
-    "transfers": (
-        lambda p: with_column(p, "transfers", group=None),
-        "transfers name their head group if and",
+    "no groups": lambda p: replace(p, head_groups=0),
+    "another number": lambda p: replace(p, head_groups=2),
+    "more": lambda p: replace(p, head_groups=8),
+    "heads": lambda p: replace(p, shape=ModelShape(6, 2)),
+    "tiles": lambda p: with_column(p, "tiles", group=None),
+    "transfers": lambda p: with_column(p, "transfers", group=None),
+    "block": lambda p: with_column(p, "transfers", block=p.transfers.block + len(p.blocks)),
+    "keys": lambda p: with_column(
+        p, "transfers", group=p.transfers.group + (p.transfers.kind == TransferKind.KV)
     ),
-    "block": (
-        lambda p: with_column(p, "transfers", block=p.transfers.block + len(p.blocks)),
-        "every transfer's block is 0 to",
-    ),
-    "keys": (
-        lambda p: with_column(
-            p, "transfers", group=p.transfers.group + (p.transfers.kind == TransferKind.KV)
-        ),
-        "every remote input and result has a transfer",
-    ),
-    "order": (
-        lambda p: with_column(p, "tiles", group=p.tiles.group[::-1].copy()),
-        "tiles are sorted by",
-    ),
+    "order": lambda p: with_column(p, "tiles", group=p.tiles.group[::-1].copy()),
 }
 
 
-@pytest.mark.parametrize("name", sorted(BROKEN))
-def test_broken_groups_are_refused(grouped, name):
-    damage, says = BROKEN[name]
-    with pytest.raises(PlanError, match=says):
-        validate(damage(grouped))
+def test_broken_groups_are_refused(grouped, snapshots):
+    told = {}
+    for name, damage in BROKEN.items():
+        with pytest.raises(PlanError) as caught:
+            validate(damage(grouped))
+        told[name] = str(caught.value)
+    snapshots.check("broken_groups", told)
 
 
 def test_a_file_that_lies_about_groups_is_refused(grouped, tmp_path):
@@ -336,8 +320,7 @@ def test_the_command_takes_head_groups(tmp_path):
 
 
 def test_auto_keeps_one_group_where_the_batch_is_too_long_for_more():
-    causal = Slabs(2**30, [0], [2**30], [0], [1], [0], [1])
-    sparsity = block_sparsity([causal], 2**26, 2**26)
+    sparsity = block_sparsity([causal_of(2**30)], 2**26, 2**26)
     for shape, groups in ((SHAPES["mha"], 8), (SHAPES["gqa"], 2)):
         with pytest.raises(PlanError, match="expected tokens times groups up to 2,147,483,647"):
             build_plan(sparsity, shape, Cluster(2, 2), replace(FAST, head_groups=groups))

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import zipfile
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -324,58 +325,46 @@ def test_tables_come_from_another_process_as_they_are_decoded_here(mask, groups,
     np.testing.assert_equal(there, here)
 
 
+BLOCKS = {"block": np.int32, "sequence": np.int32, "start": np.int64, "end": np.int64,
+          "owner": np.int32}  # fmt: skip
+COLUMNS = {f"blocks.{name}": np.zeros(2, kind) for name, kind in BLOCKS.items()}
+COLUMNS |= {f"forms.{name}": np.array([3, 4]) for name in ("q_start", "kv_start", "tokens")}
+COLUMNS |= {
+    "forms.kind": np.array([1, 0], np.uint32), "forms.items.ptr": np.array([0, 1, 2]),
+    "forms.items": np.array([7, 8]),
+}  # fmt: skip
 SENT = {
-    "not a number for each row": {"blocks.start": np.zeros(3, np.int64)},
-    "another type": {"blocks.start": np.zeros(4)},
-    "another shape": {"blocks.start": np.zeros((4, 1), np.int64)},
-    "a pickle": {"blocks.start": np.array([None] * 4)},
-    "nothing": {},
-}
-
-
-@pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
-def test_a_reader_that_a_file_took_over_can_send_nothing_but_columns(sent, monkeypatch):
-    file = io.BytesIO()
-    kinds = {"block": np.int32, "sequence": np.int32, "end": np.int64, "owner": np.int32}
-    good = {f"blocks.{name}": np.zeros(4, kind) for name, kind in kinds.items()}
-    np.savez(file, **good, **sent)
-    answer = {"texts": {}}, file.getvalue()
-    stand_in = SimpleNamespace(call=lambda *_, **__: answer)
-    monkeypatch.setattr(arrow_tables, "_worker", lambda _: stand_in)
-    with pytest.raises(PlanFileError, match="it cannot be read: its reader sent no tables: "):
-        arrow_tables.decode_foreign({"blocks": b""}, {"blocks": 4}, 1 << 20, is_grouped=False)
-
-
-LISTS = {
-    "as they should be": ({}, ["a", "b"], ""),
-    "lists that fall": ({"items.ptr": [0, 3, 2]}, ["a", "b"], "the lists do not rise"),
-    "lists from 1 on": ({"items.ptr": [1, 2, 2]}, ["a", "b"], "the lists do not rise"),
-    "fewer lists": ({"items.ptr": [0, 2]}, ["a", "b"], "items.ptr: int64"),
-    "more items": ({"items": [7, 8, 9]}, ["a", "b"], "items: int64"),
+    "not a number for each row": ({"blocks.start": np.zeros(3, np.int64)}, ["a", "b"], ""),
+    "another type": ({"blocks.start": np.zeros(2)}, ["a", "b"], ""),
+    "another shape": ({"blocks.start": np.zeros((2, 1), np.int64)}, ["a", "b"], ""),
+    "a pickle": ({"blocks.start": np.array([None] * 2)}, ["a", "b"], ""),
+    "no such column": ({"blocks.start": None}, ["a", "b"], ""),
+    "lists that fall": ({"forms.items.ptr": [0, 3, 2]}, ["a", "b"], "the lists do not rise"),
+    "lists from 1 on": ({"forms.items.ptr": [1, 2, 2]}, ["a", "b"], "the lists do not rise"),
+    "fewer lists": ({"forms.items.ptr": [0, 2]}, ["a", "b"], "items.ptr: int64"),
+    "more items": ({"forms.items": [7, 8, 9]}, ["a", "b"], "items: int64"),
     "a text that is not there": ({}, ["a"], "list index out of range"),
     "texts of no column": ({}, None, "'forms.kind'"),
 }
 
 
-@pytest.mark.parametrize(("sent", "texts", "says"), LISTS.values(), ids=LISTS)
-def test_lists_and_texts_of_a_reader_are_checked(sent, texts, says, monkeypatch):
-    columns = {"kind": np.array([1, 0], np.uint32), "items.ptr": [0, 1, 2], "items": [7, 8]}
-    columns |= {name: [3, 4] for name in ("q_start", "kv_start", "tokens")} | sent
+@pytest.mark.parametrize(("sent", "texts", "says"), [({}, ["a", "b"], None), *SENT.values()],
+                         ids=["as they should be", *SENT])  # fmt: skip
+def test_a_reader_that_a_file_took_over_can_send_nothing_but_columns(
+    sent, texts, says, monkeypatch
+):
     file = io.BytesIO()
-    np.savez(file, **{f"forms.{name}": np.asarray(values) for name, values in columns.items()})
+    columns = {name: value for name, value in (COLUMNS | sent).items() if value is not None}
+    np.savez(file, **columns)
     answer = {"texts": {} if texts is None else {"forms.kind": texts}}, file.getvalue()
     stand_in = SimpleNamespace(call=lambda *_, **__: answer)
     monkeypatch.setattr(arrow_tables, "_worker", lambda _: stand_in)
-
-    def read():
-        return arrow_tables.decode_foreign({"forms": b""}, {"forms": 2}, 99, is_grouped=False)
-
-    if says:
-        with pytest.raises(PlanFileError, match=f"its reader sent no tables: .*{says}"):
-            read()
-    else:
-        assert read()["forms"]["kind"] == ["b", "a"]
-        assert [part.tolist() for part in read()["forms"]["items"]] == [[0, 1, 2], [7, 8]]
+    refused = pytest.raises(PlanFileError, match=f"its reader sent no tables: .*{says}")
+    with nullcontext() if says is None else refused:
+        asked = {"blocks": b"", "forms": b""}, {"blocks": 2, "forms": 2}
+        found = arrow_tables.decode_foreign(*asked, 1 << 20, is_grouped=False)["forms"]
+        assert found["kind"] == ["b", "a"]
+        assert [part.tolist() for part in found["items"]] == [[0, 1, 2], [7, 8]]
 
 
 def test_messages_hold_nothing_that_a_terminal_obeys(tmp_path):

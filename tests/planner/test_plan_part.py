@@ -4,7 +4,7 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from dense_forms import paint_slabs
+from second_validator import dense_of
 
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, PlanFileError, build_plan, digest
@@ -60,13 +60,7 @@ def test_the_mask_of_a_part_is_that_of_the_plan_in_its_rows():
         met = [bool({*rows.tolist()} & {*range(first, last)}) for first, last in table[:, :2]]
         assert part.slabs.table().tolist() == table[met].tolist()
         assert not all(met)
-        assert np.array_equal(dense(part.slabs)[rows], dense(plan.slabs)[rows])
-
-
-def dense(slabs):
-    seen = np.zeros((slabs.num_tokens, slabs.num_tokens), bool)
-    paint_slabs(seen, slabs.table())
-    return seen
+        assert np.array_equal(dense_of(part.slabs)[rows], dense_of(plan.slabs)[rows])
 
 
 def test_damaged_parts_are_refused():

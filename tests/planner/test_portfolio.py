@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from dense_blocks import causal_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dcp_dsl import block_sparsity
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -156,10 +158,10 @@ def test_no_workload_outlives_its_plan(packed, monkeypatch):
     assert [tokens() for tokens in seen] == [None]
 
 
-def test_a_batch_of_many_documents_is_dealt_out_without_a_search(masks, monkeypatch):
+def test_a_batch_of_many_documents_is_dealt_out_without_a_search(monkeypatch):
     """Documents far outnumber devices: nothing travels, and a search would gain nothing."""
     lengths = np.random.default_rng(3).integers(8, 90, 240).tolist()
-    sparsity = masks.pack([masks.causal(length) for length in lengths], 16)
+    sparsity = block_sparsity([*map(causal_of, lengths)], 16, 16)
     cluster, shape = preset("h100-dgx", 2, 4), ModelShape(8, 2, 128)
     searched = build_plan(sparsity, shape, cluster, PlanConfig("native", budget="fast"))
     with monkeypatch.context() as patch:
@@ -169,7 +171,6 @@ def test_a_batch_of_many_documents_is_dealt_out_without_a_search(masks, monkeypa
     assert measure(plan).warnings == ()
     assert predict(plan).seconds <= partitioners.SETTLED * predict(searched).seconds
     # Too few documents, or one that is too long, and the search is asked.
-    workload = build_workload(masks.pack([masks.causal(n) for n in lengths[:12]], 16), shape)
-    assert partitioners.place_apart(workload, cluster, PlanConfig()) is None
-    workload = build_workload(masks.pack([masks.causal(n) for n in (*lengths, 3_000)], 16), shape)
-    assert partitioners.place_apart(workload, cluster, PlanConfig()) is None
+    for others in (lengths[:12], [*lengths, 3_000]):
+        workload = build_workload(block_sparsity([*map(causal_of, others)], 16, 16), shape)
+        assert partitioners.place_apart(workload, cluster, PlanConfig()) is None

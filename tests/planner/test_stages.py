@@ -5,17 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from dense_blocks import sparsity_of
+from dense_blocks import causal_of, sparsity_of
 
 from dcp_dsl import Slabs
-from dcp_planner import (
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    PlanError,
-    cut_blocks,
-    measure,
-)
+from dcp_planner import Cluster, ModelShape, PlanConfig, PlanError, cut_blocks, measure
 from dcp_planner.baselines import (
     HEAD_KINDS,
     STATIC_KINDS,
@@ -53,10 +46,6 @@ from dcp_planner.tables.programs import OPS
 from dcp_planner.tables.visits import Visits, find_feeders, inputs_of_results
 
 SHAPE = ModelShape(4, 2, 16)
-
-
-def causal_of(tokens):
-    return Slabs(tokens, [0], [tokens], [0], [1], [0], [1])
 
 
 def window_with_sink(tokens, window, sink):

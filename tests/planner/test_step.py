@@ -1,4 +1,4 @@
-"""Whole steps: documents dealt to micro-batches and groups of devices."""
+"""Whole steps: documents dealt to devices, the time of each part, batches planned for a step."""
 
 import json
 import sys
@@ -8,17 +8,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_runs import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import Sample, Spec, block_sparsity, load, read_dataset
-from dcp_planner import Cluster, PlanConfig, build_plan, predict, preset
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    build_plan,
+    build_stack,
+    measure,
+    predict,
+    preset,
+)
+from dcp_planner.commands.plan import plan as plan_command
+from dcp_planner.commands.step import step
 from dcp_planner.step.dealing import deal
 from dcp_planner.step.iteration import Groups, StepTime, attention_seconds, predict_step
 from dcp_planner.step.plan_step import PACKS, choose_level, levels, nested, plan_step
 from dcp_planner.step.policies import RIVALS, StepProblem, StepSetting, differencing, round_robin
 from dcp_planner.step.report import steps_of_dataset
-from dcp_planner.step.setting import Assignment, Documents, StepMesh, step_model
+from dcp_planner.step.setting import Assignment, Documents, StepMesh, StepModel, step_model
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks"
 LLAMA = step_model("llama-8b")
@@ -255,14 +267,6 @@ def test_documents_longer_than_a_replica_holds_are_planned():
     assert plan.assignment.width[0] == 8
 
 
-def test_work_is_dealt_more_evenly_than_packs():
-    documents, mesh = drawn_lengths(1, 8.5, 1.2, 200), StepMesh(4, 4, 8)
-    ours = plan_step(documents, setting_of(mesh)).time
-    problem = StepProblem.of(documents, setting_of(mesh))
-    packs = predict_step(documents, round_robin(problem), LLAMA, cluster_of(mesh))
-    assert packs.seconds > 1.2 * ours.seconds
-
-
 def test_replicas_that_meet_once_a_step_get_equal_sums():
     """Alike packs share a micro-batch, and no replica gets the longest pack of each."""
     documents, mesh = drawn_lengths(3, 8.0, 1.3, 90), StepMesh(4, 4, 8)
@@ -312,3 +316,110 @@ def test_estimated_attention_is_near_that_of_a_plan(window, nodes):
     group = Groups(np.array(lengths, np.float64), pairs, of_group, np.array([8.0 * nodes]))
     estimate = float(attention_seconds(group, shape, cluster)[0])
     assert 0.75 < predict(plan).seconds / estimate < 1.4
+
+
+TEXT = "mask m = causal\nmask w = causal and q - k < 512\nstack s = 3 of w, m"
+SPEC = Spec.from_text(TEXT)
+TWO_NODES, SHAPE = Cluster(2, 4), ModelShape(8, 2)
+
+
+def packed(mask: str, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(7.5, 1.0, 12), 64, 12_000).astype(int).tolist()
+    return block_sparsity([SPEC.mask(mask).compile(Sample({}, n)) for n in lengths], 512, 512)
+
+
+def seconds_of_layer(plan, price: float) -> float:
+    return predict(plan).seconds + price * max(measure(plan).owned_tokens)
+
+
+@pytest.mark.parametrize(("seed", "price"), [(0, 1e-9), (1, 1e-6)])
+def test_a_priced_plan_has_the_shorter_step(seed: int, price: float) -> None:
+    sparsity = packed("m", seed)
+    # One type of partial results: float32 may cost each plan 3 % of its own.
+    config = PlanConfig(budget="fast", partials="input")
+    default = build_plan(sparsity, SHAPE, TWO_NODES, config)
+    priced = build_plan(sparsity, SHAPE, TWO_NODES, replace(config, token_seconds=price))
+    assert seconds_of_layer(priced, price) <= seconds_of_layer(default, price) * (1 + 1e-9)
+
+
+def test_dear_tokens_are_even_and_cheap_ones_follow_the_attention() -> None:
+    """As the price falls, attention gets shorter and the fullest device fuller."""
+    dear, cheap = (
+        build_plan(packed("m"), SHAPE, TWO_NODES, PlanConfig(budget="fast", token_seconds=price))
+        for price in (1e-3, 1e-12)
+    )
+    assert max(measure(dear).owned_tokens) < max(measure(cheap).owned_tokens)
+    assert predict(dear).seconds > predict(cheap).seconds
+    assert not any("tokens" in warning.code for warning in cheap.warnings)
+
+
+def test_tokens_above_the_largest_tried_tolerance_are_told_though_they_have_a_price() -> None:
+    """Eight devices cannot share nine whole blocks evenly."""
+    config = PlanConfig(budget="fast", token_seconds=1e-6, token_tolerance=0.01)
+    sparsity = block_sparsity([SPEC.mask("m").compile(Sample({}, 512 * 9))], 512, 512)
+    (told,) = (
+        warning
+        for warning in build_plan(sparsity, SHAPE, TWO_NODES, config).warnings
+        if warning.code == "tokens_above_tolerance"
+    )
+    assert "more than the tolerated 1.020" in told.message  # twice the tolerance, as is tried
+
+
+def test_masks_of_a_stack_pay_for_their_tokens_together() -> None:
+    price = 1e-6
+    masks = [(packed("w"), 3), (packed("m"), 1)]
+    steps = []
+    for config in (PlanConfig(budget="fast"), PlanConfig(budget="fast", token_seconds=price)):
+        stack = build_stack(masks, SHAPE, TWO_NODES, config)
+        tokens = max(measure(stack.plans[0]).owned_tokens)
+        steps.append(stack.seconds() + sum(stack.layers) * price * tokens)
+    assert steps[1] < steps[0]
+
+
+def test_plan_prints_attention_and_step(tmp_path):
+    (tmp_path / "s.dcpm").write_text(TEXT)
+    result = run(
+        plan_command, tmp_path / "s.dcpm", "--mask", "s", "--sample", "len = 9000",
+        "--sample", "len = 3000", "--cluster", "h100-dgx:1x4", "--budget", "fast",
+        "--model", "llama-8b", "--json",
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
+    cycle = sum(found["total"][f"predicted_{side}_s"]["mean"] for side in ("forward", "backward"))
+    fullest = found["masks"][0]["batches"][0]["token_imbalance"] * 12_000 / 4
+    step = {name: found["step"][name]["mean"] for name in ("attention_s", "linear_s", "step_s")}
+    assert step["attention_s"] == pytest.approx(32 * cycle / 4)  # 32 layers, in cycles of 4
+    assert step["linear_s"] == pytest.approx(6 * 7.5e9 * fullest / (0.55 * 989e12))
+    assert step["step_s"] == pytest.approx(step["attention_s"] + step["linear_s"])
+    assert found["masks"][0]["shape"]["q_heads"] == 32
+
+
+@pytest.mark.parametrize(("when", "exchange_s"), [("micro_batch", 12 + 20), ("step", 4 + 20)])
+def test_collectives_cost_what_rings_move_less_what_compute_hides(when, exchange_s):
+    """4 GB a stage: in a node of two 2 s for each of 6 (or 2) passes, between two nodes 20 s."""
+    mesh = StepMesh(2, 2, micro_batches=2, stages=2)
+    model = StepModel(ModelShape(), 1, 1e12, 8e9, 1e15)
+    place = {"micro_batch": [0] * 4 + [1] * 4, "first": [*range(4)] * 2, "width": [1] * 8}
+    columns = {name: np.array(values, np.int32) for name, values in place.items()}
+    cluster = Cluster(2, 2, intra_bytes_per_s=1e9, inter_bytes_per_s=1e8)
+    time = predict_step(
+        Documents.causal([1000] * 8), Assignment(mesh, **columns), model, cluster,
+        synchronisation=when,
+    )  # fmt: skip
+    busy = time.linear_s + time.attention_s + time.waiting_s
+    assert time.linear_s == pytest.approx(1.0)  # two micro-batches of 1 s, over two stages
+    assert time.synchronisation_s == pytest.approx(exchange_s - 0.9 * busy)
+    half = model.with_heads(ModelShape(4, 2))
+    assert (half.parameter_bytes, half.linear_flops) == (4e9, 5e11)
+
+
+def test_masks_decide_the_work(tmp_path):
+    (tmp_path / "a.dcpm").write_text("mask near = causal and q - k < 256\n")
+    (tmp_path / "lengths.json").write_text(json.dumps([30_000, 20_000] * 2))
+    asked = ("--lengths", tmp_path / "lengths.json", "--mesh", "1x8", "--tokens", "32k", "--json")
+    whole, near = (
+        json.loads(run(step, tmp_path / "a.dcpm", "--mask", mask, *asked).stdout)
+        for mask in ("causal", "near")
+    )
+    assert near["policies"][0]["attention_s"] < 0.2 * whole["policies"][0]["attention_s"]

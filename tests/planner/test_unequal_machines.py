@@ -1,25 +1,34 @@
-"""Machines whose nodes, devices or networks are not equal."""
+"""Machines whose nodes, devices, networks or network ports are not equal."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_runs import run
+from dense_blocks import causal_of
 
+from dcp_dsl import block_sparsity
+from dcp_dsl.cli import dcpm
 from dcp_planner import (
+    LANES,
     Cluster,
     ClusterError,
     ModelShape,
     PlanConfig,
     PlanError,
     build_plan,
+    cut_blocks,
+    digest,
     find_cluster,
     measure,
+    predict,
+    read_plan,
+    simulate,
     validate,
-    write_cluster,
+    write_plan,
 )
 from dcp_planner.baselines import groups_worth_trying
-from dcp_planner.model.cluster_file import read_cluster
+from dcp_planner.model.cluster_file import format_cluster, parse_cluster
 from dcp_planner.search.native import device_tree
 
 SHAPE = ModelShape(4, 4, 64, 2)
@@ -29,8 +38,8 @@ SLOW = Cluster(2, 4, devices=((1, 1, 1, 0.8), (1, 1, 1, 1)))
 
 
 @pytest.fixture(scope="module")
-def sparsity(masks):
-    return masks.pack([masks.causal(n) for n in (4096, 2048, 1024, 1024)], 64)
+def sparsity():
+    return block_sparsity([*map(causal_of, (4096, 2048, 1024, 1024))], 64, 64)
 
 
 def work_of(plan):
@@ -57,15 +66,9 @@ def test_nodes_of_seven_and_eight_devices_are_all_used(sparsity):
     assert work.max() <= 1.011 * work.mean()
     tokens = np.bincount(plan.blocks.owner, plan.blocks.num_tokens, 15)
     assert tokens.max() <= 1.11 * tokens.mean()
-
-
-def test_the_border_between_unequal_nodes_is_where_bytes_cross(sparsity):
-    plan = build_plan(sparsity, SHAPE, SEVEN_AND_EIGHT, CONFIG)
     table = plan.transfers
-    forward = ~table.is_backward
-    crosses = (table.source < 7) != (table.target < 7)
-    expected = int(table.size_bytes[forward & crosses].sum())
-    assert measure(plan).forward.inter_node_bytes == expected > 0
+    crosses = ~table.is_backward & ((table.source < 7) != (table.target < 7))
+    assert measure(plan).forward.inter_node_bytes == table.size_bytes[crosses].sum() > 0
 
 
 @pytest.mark.parametrize("partitioner", ["portfolio", "static:grid", "static:zigzag"])
@@ -85,59 +88,79 @@ def test_the_tree_of_unequal_nodes_keeps_nodes_together():
     assert device_tree(Cluster(2, 2, devices=((1,), (1, 1)))) == (0, (1, 2))
 
 
-def test_a_message_across_rails_or_leaves_takes_the_spine():
-    cluster = Cluster(
-        4, 2, intra_bytes_per_s=8e9, inter_bytes_per_s=4e9, rails=2, nodes_per_leaf=2,
-        spine_bytes_per_s=1e9,
-    )  # fmt: skip
-    target = np.arange(8)
-    # From device 0: itself, its node, the same rail next door, the other rail, other leaves.
-    expected = [0, 0, 1, 2, 2, 2, 2, 2]
-    assert cluster.link_class(np.zeros(8, np.int64), target).tolist() == expected
-    assert [link.bytes_per_s for link in cluster.links] == [8e9, 4e9, 1e9]
+BATCH = [*map(causal_of, (16_000, 6_000, 3_000))]
+PORT_SHAPE = ModelShape(8, 2, 128)
+HEALTHY = find_cluster("a100-p4de:2x4")
+SLOW_PORT = replace(HEALTHY, slow_ports=((3, 0.25),))
 
 
-TEXT = """nodes = 2
-flops_per_s = 1e12
-intra_bytes_per_s = 2e9
-inter_bytes_per_s = 1e9
-latency_s = 1e-6
-memory_bytes = 1_000_000
-devices = [[1, 1, 1], [1, 0.8]]
-"""
+def test_bytes_take_longer_through_the_slower_of_both_ports() -> None:
+    plan = build_plan(cut_blocks(BATCH, 1024), PORT_SHAPE, HEALTHY, PlanConfig("static:zigzag"))
+    took = []
+    for cluster in (HEALTHY, SLOW_PORT):
+        trace = simulate(replace(plan, cluster=replace(cluster, message_launch_s=0.0)))
+        sends = np.flatnonzero(trace.lane == LANES.index("send"))
+        took.append(np.zeros(len(plan.transfers)))
+        took[-1][trace.transfer[sends]] = (trace.end_ns - trace.start_ns)[sends]
+    source, target = plan.transfers.source, plan.transfers.target
+    is_between = HEALTHY.node_of_device[source] != HEALTHY.node_of_device[target]
+    is_slow = is_between & ((source == 3) | (target == 3))
+    assert is_slow.any()
+    assert (is_between & ~is_slow).any()
+    assert took[1] == pytest.approx(np.where(is_slow, 4, 1) * took[0], rel=1e-3, abs=4)
 
 
-def test_a_file_lists_devices_instead_of_counting_them(tmp_path):
-    path = tmp_path / "c.toml"
-    path.write_text(TEXT.replace("nodes = 2\n", ""))
-    found = read_cluster(path).cluster
-    assert found.devices == ((1, 1, 1), (1, 0.8))
-    assert (found.nodes, found.devices_per_node, found.num_devices) == (2, 3, 5)
-    write_cluster(tmp_path / "d.toml", found, {})
-    assert read_cluster(tmp_path / "d.toml").cluster == found
-    with pytest.raises(ClusterError, match="its size cannot be changed"):
-        find_cluster(f"{path}:2x3")
+def test_a_plan_made_for_it_is_faster_there_than_one_that_does_not_know() -> None:
+    cut = cut_blocks(BATCH, 1024)
+    unaware, aware = (build_plan(cut, PORT_SHAPE, cluster) for cluster in (HEALTHY, SLOW_PORT))
+    assert predict(aware).seconds < 0.97 * predict(replace(unaware, cluster=SLOW_PORT)).seconds
 
 
-def test_a_cluster_may_be_json(tmp_path):
-    values = {**replace(SLOW, name="c").to_json(), "sources": {"flops_per_s": "measured by hand"}}
-    path = tmp_path / "c.json"
-    path.write_text(json.dumps(values))
-    assert find_cluster(str(path)) == replace(SLOW, name="c")
-    path.write_text("[1]")
-    with pytest.raises(ClusterError, match="expected a JSON object"):
-        read_cluster(path)
+def test_files_keep_it(tmp_path) -> None:
+    cut = cut_blocks([causal_of(3_000)], 512)
+    for cluster in (SLOW_PORT, replace(HEALTHY, port_sharing="fair")):
+        plan = build_plan(cut, PORT_SHAPE, cluster)
+        write_plan(tmp_path / "a.dcpplan", plan)
+        found = read_plan(tmp_path / "a.dcpplan").plan
+        assert found.cluster == cluster
+        assert digest(found) == digest(plan)
+        assert parse_cluster(format_cluster(cluster, {}), "x").cluster == cluster
+    assert Cluster(1, 2, slow_ports=((1, 1),)).slow_ports == ()  # as fast as all
 
 
 @pytest.mark.parametrize(
-    ("new", "message"),
-    [
-        ("3", "expected for each node a list"),
-        ("[[1], [1], [1]]", "has 3 nodes of at most 1 devices"),
-    ],
+    "wrong", ["3", [[1]], [["a", 0.5]], [[9, 0.5]], [[1, 2.0]], [[1, 0]], [[1, 0.5], [1, 0.6]]]
 )
-def test_bad_devices_are_refused_by_line(tmp_path, new, message):
-    path = tmp_path / "c.toml"
-    path.write_text(TEXT.replace("[[1, 1, 1], [1, 0.8]]", new))
-    with pytest.raises(ClusterError, match=f":7: Cluster.devices: {message}"):
-        read_cluster(path)
+def test_what_is_no_port_is_refused(wrong: object) -> None:
+    with pytest.raises(ClusterError, match=r"slow_ports: expected pairs of a device, 0 to 7"):
+        replace(HEALTHY, slow_ports=wrong)
+
+
+def test_every_way_to_place_takes_it() -> None:
+    for config in (
+        PlanConfig("kahypar"), PlanConfig("native", head_groups=2, budget="fast"),
+        PlanConfig("static:heads"), PlanConfig(objective="bytes", budget="fast"),
+    ):  # fmt: skip
+        plan = build_plan(cut_blocks(BATCH, 2048), PORT_SHAPE, SLOW_PORT, config)
+        validate(plan)
+        assert plan.cluster.slow_ports == SLOW_PORT.slow_ports
+
+
+def test_a_step_refuses_it_and_runs_without(tmp_path) -> None:
+    spec, rows, named = (tmp_path / name for name in ("a.dcpm", "rows.jsonl", "c.toml"))
+    rows.write_text('{"len": 3000}\n' * 8)
+    spec.write_text("")
+    options = ("--mask", "causal", "--mesh", "2x4", "--tokens", "4096", "--cluster", named)
+    for cluster, code in ((SLOW_PORT, 2), (HEALTHY, 0)):
+        named.write_text(format_cluster(cluster, {}))
+        done = run(dcpm, "step", spec, "--dataset", rows, *options)
+        assert done.exit_code == code, done.output
+        assert ("expected nodes that are alike, got slow_ports" in done.output) == (code == 2)
+
+
+def test_its_size_cannot_be_changed(tmp_path) -> None:
+    file = tmp_path / "slow.toml"
+    file.write_text(format_cluster(SLOW_PORT, {}))
+    with pytest.raises(ClusterError, match="names slow ports by device"):
+        find_cluster(f"{file}:4x8")
+    assert find_cluster(str(file)).slow_ports == SLOW_PORT.slow_ports

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+import second_validator
 
 from dcp_dsl import Slabs
 from dcp_planner import (
@@ -21,6 +22,7 @@ from dcp_planner import (
     build_plan,
     simulate,
     validate,
+    write_plan,
 )
 from dcp_planner.model.problem import DIRECTIONS, Placement, build_workload
 from dcp_planner.plan import encode_plan
@@ -93,6 +95,22 @@ def deadlock(plan: Plan) -> Plan:
     return with_program(plan, 0, [s for s in program if s not in late] + late)
 
 
+def launched_apart(plan: Plan) -> Plan:
+    """Let device 0 launch apart what the other end launches together."""
+    program = list(plan.forward[0].instructions)
+    launches = [step for step in program if isinstance(step, CommLaunch)]
+    old, key = max(launches, key=lambda step: len(step.transfers)), len(program)
+    *others, last = old.transfers
+    wait = next(i for i, s in enumerate(program) if isinstance(s, CommWait) and s.key == old.key)
+    program.insert(wait, CommWait(key, old.division))
+    at = program.index(old)
+    program[at : at + 1] = [
+        replace(old, transfers=(*others,)),
+        CommLaunch(key, old.division, (last,)),
+    ]
+    return with_program(plan, 0, program)
+
+
 def unneeded(plan: Plan) -> Plan:
     old = plan.transfers
     columns = {name: np.append(column, column[:1]) for name, column in columns_of(old).items()}
@@ -132,6 +150,7 @@ CASES: dict[str, Callable[[Plan], Plan]] = {
     "wait never": lambda p: edited(p, CommWait),
     "wait unknown": lambda p: edited(p, CommWait, CommWait(77, 1)),
     "order": lambda p: edited(p, CommLaunch, CommLaunch(1, 1, (5, 2))),
+    "launched apart": launched_apart,
     "no launches": no_launches,
     "deadlock": deadlock,
 }  # the other rules are those that changes of a small plan break, below
@@ -228,6 +247,39 @@ def orders(table: ProgramTable, *, is_forward: bool) -> Iterator[tuple[str, np.n
 
 def with_table(plan: Plan, direction: str, table: ProgramTable) -> Plan:
     return replace(plan, **{direction: Programs(table, plan.num_devices)})
+
+
+def test_rows_that_something_still_reads_are_not_given_away(masks, tmp_path):
+    """A tile, a message that passes them on, or sums on their way: as the document has it."""
+    workload = build_workload(masks.pack([masks.causal(24)], 4), ModelShape(2, 1, 4))
+    rng = np.random.default_rng(2)
+    placed = Placement(
+        rng.integers(0, 6, workload.num_blocks), rng.integers(0, 6, workload.num_tiles)
+    )
+    cuts = [cut_divisions(workload, placed, direction, 4) for direction in DIRECTIONS]
+    schedule = Schedule(*cuts, 2 * (Manner("node", is_frugal=True, is_striped=True),))
+    plan = assemble(workload, Cluster(2, 3), placed, schedule, "scattered")
+    write_plan(tmp_path / "x.dcpplan", plan)
+    oracle, seen = second_validator.Plan(tmp_path / "x.dcpplan"), Counter()
+    rows = list(oracle.transfers)
+    for x, y in itertools.permutations(rows, 2):
+        if (x.is_backward, x.target, x.kind) != (y.is_backward, y.target, y.kind):
+            continue
+        oracle.transfers = [*rows]
+        oracle.transfers[y.transfer] = y._replace(slot=x.slot)
+        wanted = refusal(second_validator.Direction(oracle, x.is_backward).check)
+        found = refusal(validate, with_cell(plan, ("transfers", "slot", y.transfer, x.slot)))
+        assert ("buffers: rows taken" in wanted) == ("rows of a receive buffer hold" in found)
+        seen[bool(found)] += 1
+    assert min(seen.values()) > 10
+
+
+def refusal(judge: Callable[..., object], *arguments: object) -> str:
+    try:
+        judge(*arguments)
+    except (PlanError, second_validator.Refused) as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("change", [changed_tables, changed_programs])

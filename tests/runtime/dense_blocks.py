@@ -27,6 +27,11 @@ def slabs_of(dense: Dense) -> Slabs:
     return Slabs(len(dense), *np.array(rows, np.int64).reshape(-1, 6).T)
 
 
+def causal_of(tokens: int) -> Slabs:
+    """Return a causal mask as one slab."""
+    return Slabs(tokens, [0], [tokens], [0], [1], [0], [1])
+
+
 def sparsity_of(masks: Sequence[Dense], block: int) -> BlockSparsity:
     """Pack square masks one behind the other and cut each into blocks."""
     batch = BatchShape.of([len(mask) for mask in masks])

@@ -36,43 +36,28 @@ MOST_TOKENS = int(np.iinfo(np.int32).max)
 
 @dataclass(frozen=True, slots=True)
 class StackUse:
-    """Use of a mask by a stack.
+    """Use of a mask by a stack."""
 
-    Attributes:
-        stack: its name.
-        label: of the mask within the stack, safe in the name of a file.
-        layers, period: layers of a cycle that use the mask, and all layers of a cycle.
-    """
-
-    stack: str
-    label: str
+    stack: str  # its name
+    label: str  # of the mask within the stack, safe in the name of a file
+    # layers, period: layers of a cycle that use the mask, and all layers of a cycle
     layers: int
     period: int
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A packed batch under one mask, ready to plan.
+    """A packed batch under one mask, ready to plan."""
 
-    Attributes:
-        sparsity: its blocks.
-        provenance: text, mask and samples that make it.
-        notes: sentences for people about rows that were left out.
-        index: number of the batch in its data set.
-        num_available: batches that the data set has; ``None`` for samples.
-        rows: first and last row of the data set in it; ``None`` for samples.
-        names: of its rows, one per sequence; none for samples.
-        use: where a stack uses the mask; ``None`` if all layers do.
-    """
-
-    sparsity: BlockSparsity
-    provenance: Provenance
-    notes: tuple[str, ...] = ()
-    index: int = 0
-    num_available: int | None = None
+    sparsity: BlockSparsity  # its blocks
+    provenance: Provenance  # text, mask and samples that make it
+    notes: tuple[str, ...] = ()  # sentences for people about rows that were left out
+    index: int = 0  # number of the batch in its data set
+    num_available: int | None = None  # batches that the data set has; `None` for samples
+    # first and last row of the data set in it; `None` for samples
     rows: tuple[int, int] | None = None
-    names: tuple[str, ...] = ()
-    use: StackUse | None = None
+    names: tuple[str, ...] = ()  # of its rows, one per sequence; none for samples
+    use: StackUse | None = None  # where a stack uses the mask; `None` if all layers do
 
 
 BlockSize: TypeAlias = int | Callable[[Sequence[Sequence[Form]]], tuple[BlockSparsity, ...]]
@@ -82,12 +67,7 @@ BlockSize: TypeAlias = int | Callable[[Sequence[Sequence[Form]]], tuple[BlockSpa
 def batch_of_samples(
     spec: Spec, value: Mask | Stack, samples: Sequence[Sample], block_size: BlockSize
 ) -> tuple[Batch, ...]:
-    """Pack samples one behind the other, once for each different mask.
-
-    Raises:
-        DatasetError: if a sample does not fit a mask.
-        HeadError: if KV heads of one layer have different masks.
-    """
+    """Pack samples one behind the other, once for each different mask."""
     origin = f"{spec.name}, samples of the command line"
     numbers = range(len(samples))
     return _compile(spec, value, "sample", numbers, samples.__getitem__, block_size, origin)
@@ -95,36 +75,21 @@ def batch_of_samples(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedDataset:
-    """A data set with its masks, packed in its order into batches.
+    """A data set with its masks, packed in its order into batches."""
 
-    Attributes:
-        spec: the masks.
-        dataset: the rows.
-        attached: the mask or stack, and how a row becomes a sample.
-        tokens: most tokens of a batch.
-        lengths: tokens of every row, int64 ``[N]``.
-        rows: of each batch.
-        notes: sentences for people about rows that were left out.
-    """
-
-    spec: Spec
-    dataset: Dataset
-    attached: Attachment
-    tokens: int
-    lengths: NDArray[np.int64]
-    rows: tuple[tuple[int, ...], ...]
-    notes: tuple[str, ...] = ()
+    spec: Spec  # the masks
+    dataset: Dataset  # the rows
+    attached: Attachment  # the mask or stack, and how a row becomes a sample
+    tokens: int  # most tokens of a batch
+    lengths: NDArray[np.int64]  # tokens of every row, int64 `[N]`
+    rows: tuple[tuple[int, ...], ...]  # of each batch
+    notes: tuple[str, ...] = ()  # sentences for people about rows that were left out
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def batch(self, index: int, block_size: BlockSize) -> tuple[Batch, ...]:
-        """Compile one batch, once for each different mask.
-
-        Raises:
-            DatasetError: if there is no such batch, or a row does not fit a mask.
-            HeadError: if KV heads of one layer have different masks.
-        """
+        """Compile one batch, once for each different mask."""
         path = self.dataset.path
         # Also where there is no batch at all: then the message tells why.
         if index >= len(self):
@@ -151,17 +116,10 @@ class PackedDataset:
 
 
 def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> PackedDataset:
-    """Read a data set and pack its rows in their order.
+    """Read a data set and pack its rows in their order; rows of more than `tokens` are left out.
 
-    Args:
-        spec: the masks.
-        path: of the data set.
-        mask_call: a mask by name or call, or a stack by name; ``None`` takes the mask of the first
-            matching `for` statement, which must be the same for all files of a folder.
-        tokens: most tokens of a batch; longer rows are left out.
-
-    Raises:
-        DatasetError: if the data set cannot be read or lacks a column.
+    `mask_call` names a mask or a stack; ``None`` takes that of the first matching `for` statement,
+    which must be the same for all files of a folder.
     """
     dataset = read_dataset(path)
     if mask_call is None:
@@ -189,11 +147,7 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
 
 
 def find_masks(spec: Spec, call: str) -> Mask | Stack:
-    """Find a stack by name, or a mask by name or call.
-
-    Raises:
-        DCPError: if there is neither.
-    """
+    """Find a stack by name, or a mask by name or call."""
     return spec.stack(call) if call in spec.stacks else spec.mask(call)
 
 

@@ -22,19 +22,12 @@ MOST_BATCHES = 8
 
 @dataclass(frozen=True, slots=True)
 class Narrower:
-    """Groups of nodes side by side, each with a batch of its own.
+    """Groups of nodes side by side, each with a batch of its own."""
 
-    Attributes:
-        groups: how many there are.
-        cluster: the nodes of one.
-        share: of the time a batch that all nodes together take, 0 to 1.
-        batches: batches that were estimated.
-    """
-
-    groups: int
-    cluster: Cluster
-    share: float
-    batches: int
+    groups: int  # how many there are
+    cluster: Cluster  # the nodes of one
+    share: float  # of the time a batch that all nodes together take, 0 to 1
+    batches: int  # batches that were estimated
 
     def __str__(self) -> str:
         """Say it to people, in two sentences."""
@@ -48,21 +41,14 @@ class Narrower:
 
 @dataclass(slots=True)
 class Comparison:
-    """Seconds of batches on all nodes and on groups of them, summed batch by batch.
+    """Seconds of batches on all nodes and on groups of them, summed batch by batch."""
 
-    Attributes:
-        planning: shape, cluster and choices.
-        wide_s: of all nodes.
-        narrow_s: of one group, by the number of groups.
-        batches: how many were added.
-        available: batches that the data set has.
-    """
-
-    planning: PlanningChoices
-    wide_s: float = 0.0
+    planning: PlanningChoices  # shape, cluster and choices
+    wide_s: float = 0.0  # of all nodes
+    # of one group, by the number of groups
     narrow_s: dict[int, float] = field(default_factory=dict)
-    batches: int = 0
-    available: int = 0
+    batches: int = 0  # how many were added
+    available: int = 0  # batches that the data set has
 
     def add(self, batch: Sequence[Batch], made: Sequence[PlannedMask]) -> None:
         """Estimate one more batch of a data set; O(quick searches)."""

@@ -51,21 +51,17 @@ _COMPARED = (
 class PlanningChoices:
     """Choices for planning batches.
 
-    Attributes:
-        shape, cluster, config: as `build_plan` takes them.
-        block: tokens per block; ``None``: cut at the mask's breakpoints, into blocks that suit the
-            cluster.
-        against: partitioners to compare with; `STATIC` for every static layout that heads and
-            devices allow.
-
     Raises:
         PlanError: if a name is no partitioner's, or the partitioner is not installed.
     """
 
+    # shape, cluster, config: as `build_plan` takes them
     shape: ModelShape
     cluster: Cluster
     config: PlanConfig
+    # tokens per block; `None`: cut at the mask's breakpoints, into blocks that suit the cluster
     block: int | None
+    # partitioners to compare with; `STATIC` for every static layout that heads and devices allow
     against: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -90,36 +86,28 @@ class PlanningChoices:
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """Summary of one batch planned under one mask.
+    """Summary of one batch planned under one mask."""
 
-    Attributes:
-        figures, digest: of its plan.
-        mask, origin: the mask's call, and where the batch comes from.
-        others: figures of the other partitioners, by name.
-        over_caps: caps that each of them exceeds, with the most over the mean that it reaches.
-        notes, warnings: as sentences for people.
-        index, num_available, rows: as of the `Batch`.
-        lengths: of its sequences, in tokens.
-        length_counts: number of sequences with ``2**i`` to ``2**(i+1) - 1`` tokens, by i.
-        density: visible pairs over those of a causal mask.
-        file: path of the written plan, or ``None``.
-    """
-
+    # figures, digest: of its plan
     figures: BatchFigures
+    # mask, origin: the mask's call, and where the batch comes from
     mask: str
     origin: str
     digest: str
-    others: Mapping[str, BatchFigures]
+    others: Mapping[str, BatchFigures]  # figures of the other partitioners, by name
+    # caps that each of them exceeds, with the most over the mean that it reaches
     over_caps: Mapping[str, Mapping[str, float]]
+    # notes, warnings: as sentences for people
     notes: tuple[str, ...]
     warnings: tuple[str, ...]
+    # index, num_available, rows: as of the `Batch`
     index: int
     num_available: int | None
     rows: tuple[int, int] | None
-    lengths: Spread
-    length_counts: tuple[int, ...]
-    density: float
-    file: str | None = None
+    lengths: Spread  # of its sequences, in tokens
+    length_counts: tuple[int, ...]  # number of sequences with `2**i` to `2**(i+1) - 1` tokens, by i
+    density: float  # visible pairs over those of a causal mask
+    file: str | None = None  # path of the written plan, or `None`
 
     @property
     def best_static(self) -> dict[Scope, Rival]:
@@ -151,39 +139,24 @@ class BatchRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedMask:
-    """One batch planned under one mask.
+    """One batch planned under one mask."""
 
-    Attributes:
-        plan, trace: the plan and its predicted timeline.
-        row: its summary.
-        use: where a stack uses the mask; ``None`` if all layers do.
-    """
-
+    # plan, trace: the plan and its predicted timeline
     plan: Plan
     trace: Trace
-    row: BatchRow
-    use: StackUse | None = None
+    row: BatchRow  # its summary
+    use: StackUse | None = None  # where a stack uses the mask; `None` if all layers do
 
     def written(self, path: Path) -> "PlannedMask":
-        """Write plan and trace, and return a copy whose row names the file.
-
-        Raises:
-            PlanFileError: if the file cannot be written.
-        """
+        """Write plan and trace, and return a copy whose row names the file."""
         write_plan(path, self.plan, [self.trace], against=self.row.against)
         return replace(self, row=replace(self.row, file=str(path)))
 
 
 def plan_batch(masks: Sequence[Batch], planning: PlanningChoices) -> tuple[PlannedMask, ...]:
-    """Plan one batch with the chosen partitioner and with those to compare with.
+    """Plan one batch, under its mask or all of a stack, with the chosen partitioner and its rivals.
 
-    Args:
-        masks: the batch under its mask, or under every mask of a stack. Masks of a stack are
-            planned over one ownership of tokens, and each reports the planning time of all.
-        planning: shape, cluster and choices.
-
-    Raises:
-        PlanError: as `build_plan` and `build_stack`.
+    Masks of a stack are planned over one ownership, and each reports the planning time of all.
     """
     ours = _planned(masks, planning, planning.config)
     # "auto" has chosen a type for our plan. The others get the same, so that bytes compare.

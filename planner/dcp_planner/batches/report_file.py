@@ -43,25 +43,18 @@ _AGAIN = "write it again with `dcpm plan SPEC --dataset PATH --batches N --out F
 
 @dataclass(frozen=True, slots=True)
 class DatasetRun:
-    """Command that a report answers: batches to plan, and choices of planning.
+    """Command that a report answers: batches to plan, and choices of planning."""
 
-    Attributes:
-        spec, dataset: paths as the person gave them; ``None``: samples of the command line.
-        mask: call that replaces the spec's ``for ... use``, or ``None``.
-        token_budget: most tokens of a batch.
-        first_batch, num_wanted: range of batches.
-        planning: shape, cluster and choices.
-        use: where a stack uses the mask; ``None`` if all layers do.
-    """
-
+    # spec, dataset: paths as the person gave them; `None`: samples of the command line
     spec: str
     dataset: str | None
-    mask: str | None
-    token_budget: int
+    mask: str | None  # call that replaces the spec's `for ... use`, or `None`.
+    token_budget: int  # most tokens of a batch
+    # first_batch, num_wanted: range of batches
     first_batch: int
     num_wanted: int
-    planning: PlanningChoices
-    use: StackUse | None = None
+    planning: PlanningChoices  # shape, cluster and choices
+    use: StackUse | None = None  # where a stack uses the mask; `None` if all layers do
 
     def document(self, rows: Sequence[BatchRow], *, is_complete: bool) -> dict[str, Any]:
         """Return the report as a JSON object; `Any`: what JSON holds."""
@@ -117,10 +110,9 @@ def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -
 def stack_speedups(
     uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]
 ) -> tuple[dict[str, Spread], dict[Scope, Spread]]:
-    """Compute how many times faster all layers together are predicted than with other methods.
+    """Compute how many times faster all layers are predicted than with each other method.
 
-    Returns:
-        The speedups over each other method, and over the best static layout of each batch.
+    The second result is over the best static layout of each batch.
     """
     speedups: dict[str, list[float]] = {name: [] for name in rows[0][0].others}
     rivals = []
@@ -168,11 +160,7 @@ class ReportWriter:
         self._path, self._run, self._written = path, run, float("-inf")
 
     def write(self, rows: Sequence[BatchRow], *, is_complete: bool = False) -> None:
-        """Write the batches so far, at most every `REWRITE_S` seconds but for the last time.
-
-        Raises:
-            PlanFileError: if the file cannot be written.
-        """
+        """Write the batches so far, at most every `REWRITE_S` seconds but for the last time."""
         if not is_complete and time.monotonic() - self._written < REWRITE_S:
             return
         document = self._run.document(rows, is_complete=is_complete)

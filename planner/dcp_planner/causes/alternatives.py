@@ -92,11 +92,7 @@ def cluster_without(cluster: Cluster, free: Collection[Free]) -> Cluster:
 
 
 def seconds_without(model: PlanModel, free: Collection[Free]) -> float:
-    """Predict forward and backward of a plan while some things cost nothing.
-
-    Raises:
-        PlanError: like `simulate`.
-    """
+    """Predict forward and backward of a plan while some things cost nothing."""
     evenness: Evenness = "as placed"
     if "balance" in free:
         evenness = "all devices" if "idle" in free else "busy devices"
@@ -111,18 +107,13 @@ gap between an event and the last event that it waited for."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """A trace and its dependencies, ready to be played again.
+    """A trace and its dependencies, ready to be played again."""
 
-    Attributes:
-        trace, dependencies: the events and their edges.
-        num_devices: of the plan.
-        order: int64 ``[E]``, a topological order: each event comes after those it waits for.
-    """
-
+    # trace, dependencies: the events and their edges
     trace: Trace
     dependencies: Dependencies
-    num_devices: int
-    order: Ints
+    num_devices: int  # of the plan
+    order: Ints  # `[E]`, a topological order: each event comes after those it waits for
 
     @classmethod
     def of(cls, trace: Trace, found: Dependencies, num_devices: int) -> "Recording":
@@ -195,18 +186,13 @@ def _replay(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanInputs:
-    """The ingredients of a plan; head groups are laid out one behind the other.
+    """The ingredients of a plan; head groups are laid out one behind the other."""
 
-    Attributes:
-        plan: expanded.
-        workload, placement: of it.
-        config: the routing that its transfers show; the rest as usual.
-    """
-
-    plan: Plan
+    plan: Plan  # expanded
+    # workload, placement: of it
     workload: Workload
     placement: Placement
-    config: PlanConfig
+    config: PlanConfig  # the routing that its transfers show; the rest as usual
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanInputs":

@@ -53,46 +53,33 @@ _STEPS = 8  # of a fit: the time of most classes is linear in their constants, s
 
 @dataclass(frozen=True, slots=True)
 class ClassTime:
-    """Seconds of one class of work, predicted and measured.
+    """Seconds of one class of work, predicted and measured."""
 
-    Attributes:
-        name: of the class, messages with their sizes.
-        pieces: instructions, messages or, of the host, directions on devices.
-        predicted_s, measured_s: of all pieces together; a message counts from its launch by both
-            ends until it has arrived.
-        differs: whether the class, of all sizes, took another time than predicted.
-        constant: constant of the cluster that explains the difference; ``None``: no single one.
-        now, set_to: its present value, and the value that explains the run; 0 without a constant.
-        explains: share of the difference, piece by piece, that the constant removes.
-    """
-
-    name: str
-    pieces: int
+    name: str  # of the class, messages with their sizes
+    pieces: int  # instructions, messages or, of the host, directions on devices
+    # predicted_s, measured_s: of all pieces together; a message counts from its launch by both ends
+    # until it has arrived
     predicted_s: float
     measured_s: float
-    differs: bool
+    differs: bool  # whether the class, of all sizes, took another time than predicted
+    # constant of the cluster that explains the difference; `None`: no single one
     constant: str | None
+    # now, set_to: its present value, and the value that explains the run; 0 without a constant
     now: float
     set_to: float
-    explains: float
+    explains: float  # share of the difference, piece by piece, that the constant removes
 
 
 @dataclass(frozen=True, slots=True)
 class RunComparison:
-    """A run beside its prediction.
+    """A run beside its prediction."""
 
-    Attributes:
-        predicted_s, measured_s: forward and backward.
-        fitted_s: predicted with all found constants.
-        classes: times of the classes of work, with their constants.
-        cluster: the plan's cluster with the found constants.
-    """
-
+    # predicted_s, measured_s: forward and backward
     predicted_s: float
     measured_s: float
-    fitted_s: float
-    classes: tuple[ClassTime, ...]
-    cluster: Cluster
+    fitted_s: float  # predicted with all found constants
+    classes: tuple[ClassTime, ...]  # times of the classes of work, with their constants
+    cluster: Cluster  # the plan's cluster with the found constants
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; `Any`: texts and numbers."""
@@ -104,11 +91,7 @@ class RunComparison:
 
 
 def compare_with_run(plan: Plan, trace: Trace) -> RunComparison:
-    """Compare a plan's prediction with a run of it; costs some 100 predictions.
-
-    Raises:
-        PlanError: if the trace has no whole direction of the plan; like `simulate`.
-    """
+    """Compare a plan's prediction with a run of it; costs some 100 predictions."""
     flat, messages = expand_head_groups(plan), PairedMessages.of(trace)
     sizes = flat.transfers.size_bytes.copy()
     sizes[trace.transfer[messages.send]] = trace.size_bytes[messages.send]  # of the run's dtype
@@ -179,21 +162,13 @@ class _Explanation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Pieces:
-    """Pieces of work of both directions: instructions, then messages, ``[N]``.
+    """Pieces of work of both directions: instructions, then messages, ``[N]``."""
 
-    Attributes:
-        model: the plan's model, which predicts them.
-        steps: rows of the instructions of each direction that take time.
-        measured: float64 ``[N]``, seconds in the run, the median of its layers; NaN: not in it.
-        size_bytes: int64 ``[N]``, of messages, else 0.
-        members: pieces of each class that are in the run.
-    """
-
-    model: PlanModel
-    steps: tuple[Ints, ...]
-    measured: Floats
-    size_bytes: Ints
-    members: Mapping[str, Ints]
+    model: PlanModel  # the plan's model, which predicts them
+    steps: tuple[Ints, ...]  # rows of the instructions of each direction that take time
+    measured: Floats  # float64 `[N]`, seconds in the run, the median of its layers; NaN: not in it
+    size_bytes: Ints  # `[N]`, of messages, else 0
+    members: Mapping[str, Ints]  # pieces of each class that are in the run
 
     @classmethod
     def of(

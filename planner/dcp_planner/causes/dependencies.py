@@ -52,24 +52,16 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dependencies(Record):
-    """Edges between the events of a trace, sorted by the event that waits.
+    """Edges between the events of a trace, sorted by the event that waits."""
 
-    Attributes:
-        begin_ns, end_ns: int64 ``[E]``, when an event's own work began and ended: a wait has none,
-            a measured message begins when both ends have launched it, a receive with the end of its
-            send.
-        edge_ptr: int64 ``[E+1]``, the edges of event e are ``edge_ptr[e]`` to ``edge_ptr[e+1]``.
-        source: int32 ``[N]``, event that has to end first.
-        predecessor: int32 ``[E]``, the source that ended last, or -1.
-        reason: uint8 ``[E]``, `Reason` of that edge.
-    """
-
+    # begin_ns, end_ns: int64 `[E]`, when an event's own work began and ended: a wait has none, a
+    # measured message begins when both ends have launched it, a receive with the end of its send
     begin_ns: Annotated[Ints, "E"]
     end_ns: Annotated[Ints, "E"]
-    edge_ptr: Annotated[Ints, "E+1"]
-    source: Annotated[Indices, "N"]
-    predecessor: Annotated[Indices, "E"]
-    reason: Annotated[Bytes, "E"]
+    edge_ptr: Annotated[Ints, "E+1"]  # the edges of event e are `edge_ptr[e]` to `edge_ptr[e+1]`
+    source: Annotated[Indices, "N"]  # event that has to end first
+    predecessor: Annotated[Indices, "E"]  # the source that ended last, or -1
+    reason: Annotated[Bytes, "E"]  # `Reason` of that edge
 
     @classmethod
     def of_edges(cls, begin_ns: Ints, end_ns: Ints, edges: "list[_Edges]") -> "Dependencies":
@@ -128,20 +120,14 @@ class _Edges(NamedTuple):
 
 
 class PairedMessages(NamedTuple):
-    """Messages of which both ends are in the trace, ``[M]``.
+    """Messages of which both ends are in the trace, ``[M]``."""
 
-    Attributes:
-        send, receive: their events.
-        launched: int64 ``[2, M]``, when the source and the target had launched it, at the latest.
-        started: int64 ``[M]``, when it began to leave.
-        device: int64 ``[2, M]``, source and target.
-    """
-
+    # send, receive: their events
     send: Ints
     receive: Ints
-    launched: Ints
-    started: Ints
-    device: Ints
+    launched: Ints  # `[2, M]`, when the source and the target had launched it, at the latest
+    started: Ints  # `[M]`, when it began to leave
+    device: Ints  # `[2, M]`, source and target
 
     @classmethod
     def of(cls, trace: Trace) -> "PairedMessages":
@@ -158,13 +144,10 @@ class PairedMessages(NamedTuple):
 
 
 def layer_gaps(trace: Trace) -> tuple[Ints, Ints]:
-    """Find the first events of layers, and how long no device had an event before each of them.
+    """Find the first events of layers ``[C]``, and the ns that no device had an event before them.
 
     Every device begins a layer, forward or backward, with a copy. Between two layers the rest of
     the model runs.
-
-    Returns:
-        rows of the trace ``[C]``, and nanoseconds ``[C]``, the same for all devices of a layer.
     """
     copies = np.flatnonzero(trace.kind == EVENT_KINDS.index("copy"))
     copies = copies[np.lexsort((trace.start_ns[copies], trace.device[copies]))]

@@ -173,19 +173,12 @@ _KIND_OF: Mapping[Name, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Something that costs a plan time.
+    """Something that costs a plan time."""
 
-    Attributes:
-        name: of the cause.
-        saves_s: seconds that the plan takes less if this cause alone costs nothing.
-        saves_last_s: the same if everything else costs nothing already.
-        where: its place: devices, messages, numbers.
-    """
-
-    name: Name
-    saves_s: float
-    saves_last_s: float
-    where: Mapping[str, Any]
+    name: Name  # of the cause
+    saves_s: float  # seconds that the plan takes less if this cause alone costs nothing
+    saves_last_s: float  # the same if everything else costs nothing already
+    where: Mapping[str, Any]  # its place: devices, messages, numbers
 
     @property
     def kind(self) -> Kind:
@@ -207,17 +200,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Causes of a plan's predicted time, the largest saving first.
+    """Causes of a plan's predicted time, the largest saving first."""
 
-    Attributes:
-        seconds: forward and backward, with all costs.
-        work_s: compute of the mean device, without launches and kernel tiles.
-        causes: all that were tried, also those that save nothing.
-    """
-
-    seconds: float
-    work_s: float
-    causes: tuple[Cause, ...]
+    seconds: float  # forward and backward, with all costs
+    work_s: float  # compute of the mean device, without launches and kernel tiles
+    causes: tuple[Cause, ...]  # all that were tried, also those that save nothing
 
     def of(self, name: Name) -> Cause | None:
         """Return a cause by its name, ``None`` if it was not tried."""
@@ -234,21 +221,13 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Why:
-    """The full explanation of a plan's time.
+    """The full explanation of a plan's time."""
 
-    Attributes:
-        trace: the predicted timeline.
-        dependencies: the events before each of its events.
-        path: the events that decided the end.
-        accounting: how every device spent its time.
-        diagnosis: the causes.
-    """
-
-    trace: Trace
-    dependencies: Dependencies
-    path: CriticalPath
-    accounting: Accounting
-    diagnosis: Diagnosis
+    trace: Trace  # the predicted timeline
+    dependencies: Dependencies  # the events before each of its events
+    path: CriticalPath  # the events that decided the end
+    accounting: Accounting  # how every device spent its time
+    diagnosis: Diagnosis  # the causes
 
     @property
     def hidden_share(self) -> float:
@@ -261,9 +240,6 @@ def find_causes(plan: Plan) -> Why:
     """Predict a plan, follow its critical path, and find the causes of its time.
 
     Costs a timeline and about a dozen predictions.
-
-    Raises:
-        PlanError: like `simulate`.
     """
     model = PlanModel.of(plan)
     scene, found = _seen(plan, model.simulate())
@@ -317,15 +293,10 @@ def _why(
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Predicted times while some causes cost nothing.
+    """Predicted times while some causes cost nothing."""
 
-    Attributes:
-        tried: all causes that can be imagined away.
-        seconds: by the set of causes that cost nothing.
-    """
-
-    tried: tuple[Free, ...]
-    seconds: Mapping[frozenset[Free], float]
+    tried: tuple[Free, ...]  # all causes that can be imagined away
+    seconds: Mapping[frozenset[Free], float]  # by the set of causes that cost nothing
 
     @classmethod
     def of(

@@ -69,22 +69,15 @@ LEAST_SHARE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class PathLine:
-    """A step of the critical path.
+    """A step of the critical path."""
 
-    Attributes:
-        event: row of the trace.
-        start_s, seconds: when, and for how long.
-        share: of the whole path.
-        step: of `STEPS`.
-        text: the step for people.
-    """
-
-    event: int
+    event: int  # row of the trace
+    # start_s, seconds: when, and for how long
     start_s: float
     seconds: float
-    share: float
-    step: str
-    text: str
+    share: float  # of the whole path
+    step: str  # of `STEPS`
+    text: str  # the step for people
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object; `Any`: texts and numbers."""
@@ -246,12 +239,9 @@ CAUSE_RULE = (
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Difference in predicted time between two plans of one batch, with its reason.
+    """Difference in predicted time between two plans of one batch, with its reason."""
 
-    Attributes:
-        first, second: the diagnoses of the two plans.
-    """
-
+    # first, second: the diagnoses of the two plans
     first: Diagnosis
     second: Diagnosis
 
@@ -311,11 +301,7 @@ def unlike_batches(first: Plan, second: Plan) -> tuple[str, ...]:
 
 
 def explain(first: Plan, second: Plan, *, known: Diagnosis | None = None) -> Explanation:
-    """Find out why two plans of one batch take different times; `known` is the first's diagnosis.
-
-    Raises:
-        PlanError: if the plans are not of one batch; like `simulate`.
-    """
+    """Find out why two plans of one batch differ in time; `known` is the first's diagnosis."""
     unlike = unlike_batches(first, second)
     if unlike:
         raise PlanError(f"expected two plans of one batch, got plans for {', '.join(unlike)}")

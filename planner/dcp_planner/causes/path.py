@@ -11,14 +11,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Bools, Bytes, Floats, Indices, Ints, Record
 from dcp_planner.causes.alternatives import Free, cluster_without
-from dcp_planner.causes.dependencies import (
-    COMPUTE,
-    RECEIVE,
-    SEND,
-    WAIT,
-    Dependencies,
-    layer_gaps,
-)
+from dcp_planner.causes.dependencies import COMPUTE, RECEIVE, SEND, WAIT, Dependencies, layer_gaps
 from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.problem import loads_of
 from dcp_planner.simulation.trace import EVENT_KINDS, Trace
@@ -46,18 +39,13 @@ _ACCOUNT_OF_STEP = np.array([_OTHERS, _OTHERS, _LINKS, _LATENCY, _STARTS])
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPath(Record):
-    """Chain of events that decided when the last one ended; it has no gap in time.
+    """Chain of events that decided when the last one ended; it has no gap in time."""
 
-    Attributes:
-        event: int32 ``[P]``, rows of the trace.
-        start_ns, end_ns: int64 ``[P]``.
-        step: uint8 ``[P]``, index into `STEPS`; `launches`: the time before an event.
-    """
-
-    event: Annotated[Indices, "P"]
+    event: Annotated[Indices, "P"]  # rows of the trace
+    # start_ns, end_ns: int64 `[P]`
     start_ns: Annotated[Ints, "P"]
     end_ns: Annotated[Ints, "P"]
-    step: Annotated[Bytes, "P"]
+    step: Annotated[Bytes, "P"]  # index into `STEPS`; `launches`: the time before an event
 
     def __len__(self) -> int:
         return len(self.event)
@@ -70,14 +58,11 @@ class CriticalPath(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accounting(Record):
-    """The time of each direction by device and account.
+    """The time of each direction by device and account."""
 
-    Attributes:
-        spent_ns: int64 ``[2, R, 7]``, by direction (forward, backward), device and `ACCOUNTS`; for
-            each device they add up to the length of the run, without the time between layers. A
-            moment in which others are still in forward counts for the direction of the device.
-    """
-
+    # int64 `[2, R, 7]`, by direction (forward, backward), device and `ACCOUNTS`; for each device
+    # they add up to the length of the run, without the time between layers. A moment in which
+    # others are still in forward counts for the direction of the device.
     spent_ns: Annotated[Ints, 2, "R", "K"]
 
     def shares(self) -> dict[Account, float]:

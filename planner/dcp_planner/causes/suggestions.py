@@ -31,21 +31,13 @@ _MOST_TILES = 40_000  # more take too long to plan for somebody who waits
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """A change that was planned.
+    """A change that was planned."""
 
-    Attributes:
-        change: the difference, for people.
-        option: the option of `dcpm plan` that makes it.
-        seconds: predicted time of the plan with the change.
-        saves_s: seconds that the change saves; negative if it costs time.
-        plan: the plan with the change.
-    """
-
-    change: str
-    option: str
-    seconds: float
-    saves_s: float
-    plan: Plan
+    change: str  # the difference, for people
+    option: str  # the option of `dcpm plan` that makes it
+    seconds: float  # predicted time of the plan with the change
+    saves_s: float  # seconds that the change saves; negative if it costs time
+    plan: Plan  # the plan with the change
 
     def to_json(self) -> dict[str, Any]:
         """Return a JSON object without the plan; `Any`: texts and numbers."""
@@ -92,9 +84,6 @@ def front_plans(plan: Plan) -> tuple[Plan, ...]:
     """Plan the batch of a plan again: every plan of its Pareto front, fastest first.
 
     The caps are the defaults. Takes as long as `build_front`.
-
-    Raises:
-        PlanError: if the plan places groups of heads apart; as `build_front`.
     """
     if plan.head_groups != 1:
         raise PlanError(f"a front has one head group, got a plan of {plan.head_groups}")
@@ -114,9 +103,6 @@ def static_plans(plan: Plan) -> dict[str, Plan]:
 
     Each layout is taken as it is, whatever caps it exceeds. The plans are those that `dcpm plan
     --against static` compares with, if the batch was planned without a memory limit.
-
-    Raises:
-        PlanError: if the plan has more tiles than somebody waits for.
     """
     if len(plan.tiles) > _MOST_TILES:
         raise PlanError(

@@ -36,18 +36,12 @@ class PlanOutput:
     """Paths of the plans and of their report; ``None`` for files that are not written.
 
     Each mask of a stack gets files of its own: ``x.0-sliding.dcpplan``.
-
-    Attributes:
-        plan: file of the only plan.
-        folder: folder of several plans.
-        report: file of the report.
-        label: label of a stack's mask, for the names of the plans in the folder.
     """
 
-    plan: Path | None = None
-    folder: Path | None = None
-    report: Path | None = None
-    label: str = ""
+    plan: Path | None = None  # file of the only plan
+    folder: Path | None = None  # folder of several plans
+    report: Path | None = None  # file of the report
+    label: str = ""  # label of a stack's mask, for the names of the plans in the folder
 
     def of_mask(self, label: str) -> "PlanOutput":
         """Return the output of one mask of a stack."""
@@ -59,11 +53,7 @@ class PlanOutput:
         )
 
     def plan_path(self, batch: int) -> Path | None:
-        """Return the file for the plan of a batch, and make its folder.
-
-        Raises:
-            PlanFileError: if the folder cannot be made.
-        """
+        """Return the file for the plan of a batch, and make its folder."""
         if self.folder is not None:
             from dcp_dsl.files import make_folder
             from dcp_planner.errors import PlanFileError
@@ -77,19 +67,12 @@ class PlanOutput:
 
 @dataclass(slots=True)
 class MaskOutput:
-    """The output of one mask, batch by batch.
+    """The output of one mask, batch by batch."""
 
-    Attributes:
-        run: the command as it concerns this mask.
-        output: paths of its files.
-        rows: of the batches so far.
-        last: the batch that was planned last.
-    """
-
-    run: "DatasetRun"
-    output: PlanOutput
-    rows: "list[BatchRow]" = field(default_factory=list)
-    last: "PlannedMask | None" = None
+    run: "DatasetRun"  # the command as it concerns this mask
+    output: PlanOutput  # paths of its files
+    rows: "list[BatchRow]" = field(default_factory=list)  # of the batches so far
+    last: "PlannedMask | None" = None  # the batch that was planned last
     _writer: "ReportWriter | None" = None
 
     @classmethod
@@ -122,12 +105,7 @@ class MaskOutput:
 
 
 def open_output(out: str | None, num_batches: int) -> PlanOutput:
-    """Find the paths to write; refuse unwritable ones before the work.
-
-    Raises:
-        click.BadParameter: if something else is in the way.
-        PlanFileError: if files cannot be written there.
-    """
+    """Find the paths to write; refuse unwritable ones before the work."""
     from dcp_dsl.files import check_writable
     from dcp_planner.errors import PlanFileError
 

@@ -163,13 +163,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
     tokens.
     """
     from dcp_planner.batches.report_file import DatasetRun, stack_document
-    from dcp_planner.commands.tables import (
-        show_batches,
-        show_plan,
-        show_stack,
-        show_step,
-        show_use,
-    )
+    from dcp_planner.commands.tables import show_batches, show_plan, show_stack, show_step, show_use
     from dcp_planner.jit import compile_seconds
 
     _check_batch(options)

@@ -105,11 +105,7 @@ def _with_constants(own: "Cluster", name: str) -> "Cluster":
 
 
 def _read_run(path: str, plan: str, expected: str) -> "Trace":
-    """Read the measured trace of a plan file with the expected digest.
-
-    Raises:
-        PlanError: if the file is of another plan, or holds no measured trace.
-    """
+    """Read the measured trace of a plan file with the expected digest."""
     from dcp_planner.errors import PlanError
     from dcp_planner.plan.file import read_plan
     from dcp_planner.tables.programs import digest

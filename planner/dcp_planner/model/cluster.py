@@ -184,19 +184,14 @@ BACKWARD_FLOPS_RATIO = 2.5
 class Link:
     """Constants of one class of links, for each port; a port sends and receives independently.
 
-    Attributes:
-        bytes_per_s: rate at which the port sends, and at the same time receives.
-        latency_s: seconds between leaving one port and arriving at the other.
-        launch_s: seconds that a message occupies both ports on top of its bytes.
-
     >>> link = Link(bytes_per_s=1e9, latency_s=5e-6, launch_s=1e-6)
     >>> round(link.busy_s(2e6) * 1e6)
     2001
     """
 
-    bytes_per_s: float
-    latency_s: float
-    launch_s: float
+    bytes_per_s: float  # rate at which the port sends, and at the same time receives
+    latency_s: float  # seconds between leaving one port and arriving at the other
+    launch_s: float  # seconds that a message occupies both ports on top of its bytes
 
     def busy_s(self, size_bytes: Sizes) -> Sizes:
         """Compute the seconds that a message of `size_bytes` occupies both of its ports."""
@@ -522,11 +517,7 @@ def _stated(record: ModelShape | Cluster) -> dict[str, Any]:
 
 
 def devices_of_json(value: object) -> tuple[tuple[float, ...], ...]:
-    """Read `Cluster.devices` from lists of lists.
-
-    Raises:
-        ClusterError: if it is something else, or for more than `MOST_DEVICES` devices.
-    """
+    """Read `Cluster.devices` from lists of lists."""
     if not isinstance(value, list) or not all(isinstance(node, list) for node in value):
         raise ClusterError(
             "Cluster.devices: expected for each node a list of the rates of its devices, such as "

@@ -55,15 +55,10 @@ _REQUIRED = (
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """Content of a cluster file.
+    """Content of a cluster file."""
 
-    Attributes:
-        cluster: the constants.
-        sources: where each constant comes from, by its name; may lack some.
-    """
-
-    cluster: Cluster
-    sources: Mapping[str, str]
+    cluster: Cluster  # the constants
+    sources: Mapping[str, str]  # where each constant comes from, by its name; may lack some
 
 
 def preset(name: str, nodes: int | None = None, devices_per_node: int | None = None) -> Cluster:
@@ -81,11 +76,7 @@ def preset(name: str, nodes: int | None = None, devices_per_node: int | None = N
 
 
 def preset_file(name: str) -> ClusterFile:
-    """Return a preset together with the sources of its constants.
-
-    Raises:
-        ClusterError: if there is no such preset.
-    """
+    """Return a preset together with the sources of its constants."""
     if name not in PRESETS:
         raise ClusterError(
             f"unknown cluster preset {name!r}; expected one of {', '.join(PRESETS)}"
@@ -128,12 +119,7 @@ def find_cluster(text: str) -> Cluster:
 
 
 def read_cluster(path: str | Path) -> ClusterFile:
-    """Read a cluster file.
-
-    Raises:
-        ClusterError: if the file is missing, too large or not TOML, or a key is unknown, missing or
-            has an invalid value; the message names file, line and key.
-    """
+    """Read a cluster file."""
     path = Path(path)
     try:
         status = path.stat()
@@ -159,16 +145,9 @@ def read_cluster(path: str | Path) -> ClusterFile:
 
 
 def parse_cluster(text: str, where: str, name: str = "", *, is_json: bool = False) -> ClusterFile:
-    """Parse the text of a cluster file.
+    """Parse the text of a cluster file, TOML or JSON; `where` names it in messages.
 
-    Args:
-        text: TOML, or JSON if `is_json`.
-        where: names the file in messages.
-        name: of the cluster, if the text gives none.
-        is_json: whether the text is JSON instead of TOML.
-
-    Raises:
-        ClusterError: as `read_cluster`.
+    The cluster is called `name` if the text gives none.
     """
     language = "JSON" if is_json else "TOML"
     try:

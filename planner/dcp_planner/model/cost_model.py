@@ -132,38 +132,27 @@ _PERSISTENT, _SPLIT = (KERNEL_SCHEDULES.index(name) for name in ("persistent", "
 
 
 class _Kernel(NamedTuple):
-    """One attention kernel on one cluster; forward has one, backward two.
+    """One attention kernel on one cluster; forward has one, backward two."""
 
-    Attributes:
-        block_of_tile: int32 ``[W]``, block whose CTAs compute each tile.
-        seconds: float64 ``[W]``, of each tile on a whole device that is never idle.
-        ctas: int64 ``[D]``, CTAs of each block.
-        merge_s: float64 ``[D]``, of merging the partial results of each block, if keys are split:
-            float32, written and read.
-        cta_s: fixed time of a CTA, on one multiprocessor.
-        sms, schedule: as in `Cluster`, the schedule as an index into `KERNEL_SCHEDULES`.
-    """
-
-    block_of_tile: Indices
-    seconds: Floats
-    ctas: Ints
+    block_of_tile: Indices  # `[W]`, block whose CTAs compute each tile
+    seconds: Floats  # float64 `[W]`, of each tile on a whole device that is never idle
+    ctas: Ints  # `[D]`, CTAs of each block
+    # float64 `[D]`, of merging the partial results of each block, if keys are split: float32,
+    # written and read
     merge_s: Floats
-    cta_s: float
+    cta_s: float  # fixed time of a CTA, on one multiprocessor
+    # sms, schedule: as in `Cluster`, the schedule as an index into `KERNEL_SCHEDULES`
     sms: int
     schedule: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelWork:
-    """Inputs of the price of one direction's launches.
+    """Inputs of the price of one direction's launches."""
 
-    Attributes:
-        seconds: float64 ``[W]``, of each tile in all kernels, on a whole device that is never idle.
-        kernels: of the direction, each with its share of the seconds.
-    """
-
+    # float64 `[W]`, of each tile in all kernels, on a whole device that is never idle
     seconds: Floats
-    kernels: tuple[_Kernel, ...]
+    kernels: tuple[_Kernel, ...]  # of the direction, each with its share of the seconds
 
     @classmethod
     def of(
@@ -206,10 +195,7 @@ class KernelWork:
     def launch_seconds(self, rows: Ints, item_ptr: Ints, items: Indices) -> Floats:
         """Compute the seconds of launches, float64 ``[n]``; O(tiles + CTAs of unequal length).
 
-        Args:
-            rows: int64 ``[n]``, the launches, as rows of `item_ptr`.
-            item_ptr: int64 ``[I+1]``, where the tiles of each row begin in `items`.
-            items: int32 ``[N]``, tiles.
+        Launch ``rows[i]`` has the tiles `items` from ``item_ptr[rows[i]]`` on.
         """
         taken = np.zeros(len(rows))
         for kernel in self.kernels:
@@ -227,18 +213,12 @@ class _Scratch(NamedTuple):
 
     Multiprocessors that become free at the same time share one entry of `times`, rising; `counts`
     says how many they are. CTAs of a block are equally long, so there are few such moments.
-
-    Attributes:
-        load: float64 ``[D]``, seconds of each block's tiles; 0 between launches.
-        touched: int64 ``[D+1]``, blocks of the launch, in the order of its tiles.
-        times: float64 ``[sms+2]``, rising.
-        counts: int64 ``[sms+2]``.
     """
 
-    load: Floats
-    touched: Ints
-    times: Floats
-    counts: Ints
+    load: Floats  # float64 `[D]`, seconds of each block's tiles; 0 between launches
+    touched: Ints  # `[D+1]`, blocks of the launch, in the order of its tiles
+    times: Floats  # float64 `[sms+2]`, rising
+    counts: Ints  # `[sms+2]`
 
 
 @compiled

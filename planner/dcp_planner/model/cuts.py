@@ -38,20 +38,11 @@ _SHORTEST_SHARE = 16  # breakpoints lie at least a 16th of a block apart
 def count_pairs(
     slabs: Slabs, bounds: Ints, forms: Sequence[PlacedForm] = ()
 ) -> tuple[Ints, Ints, Ints]:
-    """Count the visible pairs of every non-empty tile.
+    """Count the visible pairs of every non-empty tile between borders `bounds` ``[D+1]``.
 
-    Args:
-        slabs: the mask, in packed positions.
-        bounds: int64 ``[D+1]``, borders of the token blocks, for queries and keys alike.
-        forms: the masks of sequences that are not slabs; `bounds` has the ends of each.
-
-    Returns:
-        ``q_block``, ``kv_block``, ``pairs``, each int64 ``[W]``, sorted by (q_block, kv_block). O(N
-        + W) up to the sort, for N slabs cut into W pieces.
-
-    Raises:
-        PlanError: if the slabs are cut into more than `MOST_PIECES`.
-        DatasetError: if the forms have too many tiles.
+    `slabs` and `forms`, the masks of sequences that are no slabs, lie at packed positions. Returns
+    ``q_block``, ``kv_block`` and ``pairs``, int64 ``[W]``, sorted. O(N + W) up to the sort, for N
+    slabs cut into W pieces.
 
     >>> q, kv, pairs = count_pairs(Slabs(4, [0], [4], [0], [1], [0], [1]), np.array([0, 2, 4]))
     >>> list(zip(q.tolist(), kv.tolist(), pairs.tolist()))

@@ -32,10 +32,6 @@ def gpus_here(
     """Return the names of this machine's GPUs, as their drivers tell them.
 
     Empty without GPUs, or where ``CUDA_VISIBLE_DEVICES`` hides them all.
-
-    Args:
-        root: folder of the file system.
-        environment: variables of the process.
     """
     if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return ()
@@ -58,12 +54,7 @@ def preset_of_gpu(name: str) -> str | None:
 
 
 def own_cluster(devices: int | None = None, gpus: tuple[str, ...] | None = None) -> Cluster:
-    """Return this machine as a cluster of one node.
-
-    Args:
-        devices: of the node; by default its GPUs, or the devices of the preset `cpu-gloo`.
-        gpus: names of the GPUs that compute, none for the CPU; by default `gpus_here`.
-    """
+    """Return this machine as a node of its GPUs, or of the devices of the preset `cpu-gloo`."""
     gpus = gpus_here() if gpus is None else gpus
     if not gpus:
         return preset(CPU, 1, devices)

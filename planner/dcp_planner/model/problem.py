@@ -26,33 +26,22 @@ DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload(Record):
-    """Work to place: D token blocks (data) and W tiles (computation).
+    """Work to place: D token blocks (data) and W tiles (computation)."""
 
-    Attributes:
-        shape: heads and element size.
-        cu_seqlens: int32 ``[S+1]``.
-        block_sequence: int32 ``[D]``.
-        block_start, block_end: int64 ``[D]``, tokens of the packed batch.
-        compute_q, compute_kv: int32 ``[W]``, token block of the tile's queries and keys; sorted.
-        compute_kind: uint8 ``[W]``, `BlockKind`.
-        compute_pairs: int64 ``[W]``, exact visible pairs.
-        slabs: exact masks of the sequences that are slabs, in packed positions.
-        forms: exact masks of the other sequences.
-        block_tokens: int64 ``[D]``, tokens of each block.
-    """
-
-    shape: ModelShape
+    shape: ModelShape  # heads and element size
     cu_seqlens: Annotated[Indices, "S+1"]
     block_sequence: Annotated[Indices, "D"]
+    # block_start, block_end: int64 `[D]`, tokens of the packed batch
     block_start: Annotated[Ints, "D"]
     block_end: Annotated[Ints, "D"]
+    # compute_q, compute_kv: int32 `[W]`, token block of the tile's queries and keys; sorted
     compute_q: Annotated[Indices, "W"]
     compute_kv: Annotated[Indices, "W"]
-    compute_kind: Annotated[Bytes, "W"]
-    compute_pairs: Annotated[Ints, "W"]
-    slabs: Slabs
-    forms: tuple[PlacedForm, ...] = ()
-    block_tokens: Ints = field(init=False)
+    compute_kind: Annotated[Bytes, "W"]  # `BlockKind`
+    compute_pairs: Annotated[Ints, "W"]  # exact visible pairs
+    slabs: Slabs  # exact masks of the sequences that are slabs, in packed positions
+    forms: tuple[PlacedForm, ...] = ()  # exact masks of the other sequences
+    block_tokens: Ints = field(init=False)  # int64 `[D]`, tokens of each block
 
     def _check(self) -> None:
         settle(self, block_tokens=sealed(self.block_end - self.block_start))
@@ -69,13 +58,7 @@ class Workload(Record):
 
 
 def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
-    """Turn block sparsity into token blocks and tiles; O(B).
-
-    Raises:
-        PlanError: if the keys are another sequence than the queries.
-        ValueError: if queries and keys are cut at different places.
-        DatasetError: for a mask of tiles with too many key ranges.
-    """
+    """Turn block sparsity into token blocks and tiles; O(B)."""
     if sparsity.keys is not None:
         raise PlanError(
             f"expected queries and keys of one sequence, which share an owner, got masks with "
@@ -106,11 +89,7 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
 
 
 def as_arrays(form: Form) -> Form:
-    """Convert a form to one that a plan can carry: a predicate (`tiles`) becomes ranges of rows.
-
-    Raises:
-        DatasetError: if these are too many.
-    """
+    """Convert a form to one that a plan can carry: a predicate (`tiles`) becomes ranges of rows."""
     return as_rows(form) if form.form == "tiles" else form
 
 
@@ -123,23 +102,16 @@ def net_bytes(shape: ModelShape, direction: Direction) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Most that any part may hold.
+    """Most that any part may hold."""
 
-    Attributes:
-        pairs: visible pairs to compute.
-        tokens: tokens to own.
-    """
-
-    pairs: int
-    tokens: int
+    pairs: int  # visible pairs to compute
+    tokens: int  # tokens to own
 
 
 def pack_largest_first(sizes: Ints, parts: int) -> Indices:
     """Assign each item, largest first, to the part that holds least so far (LPT); O(n log n).
 
-    Returns:
-        int32 ``[n]``, part of each item. The fullest part is at most 4/3 of the best possible.
-
+    The fullest part is at most 4/3 of the best possible.
     Source: Graham, Bounds on Multiprocessing Timing Anomalies (1969).
 
     >>> pack_largest_first(np.array([2, 3, 5]), 2).tolist()
@@ -181,15 +153,10 @@ WarningCode: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class PlanWarning:
-    """A demand of the configuration that a plan does not meet.
+    """A demand of the configuration that a plan does not meet."""
 
-    Attributes:
-        code: the reason, for programs.
-        message: a sentence for people.
-    """
-
-    code: WarningCode
-    message: str
+    code: WarningCode  # the reason, for programs
+    message: str  # a sentence for people
 
     def __str__(self) -> str:
         return self.message
@@ -197,20 +164,13 @@ class PlanWarning:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Placement(Record):
-    """Owner of every token block and device of every tile.
+    """Owner of every token block and device of every tile."""
 
-    Attributes:
-        device_of_data: int32 ``[D]``, owner of each token block.
-        device_of_compute: int32 ``[G W]``, device of each tile: of all tiles in head group 0, then
-            of all in group 1, ...
-        warnings: demands that it does not meet.
-        head_groups: groups of heads G.
-    """
-
-    device_of_data: Annotated[Indices, "D"]
+    device_of_data: Annotated[Indices, "D"]  # owner of each token block
+    # int32 `[G W]`, device of each tile: of all tiles in head group 0, then of all in group 1,
     device_of_compute: Annotated[Indices, "GW"]
-    warnings: tuple[PlanWarning, ...] = ()
-    head_groups: int = 1
+    warnings: tuple[PlanWarning, ...] = ()  # demands that it does not meet
+    head_groups: int = 1  # groups of heads G
 
 
 def at_home(found: Placement, workload: Workload) -> Placement:

@@ -94,20 +94,10 @@ def _list_array(kind: Any, pointers: Column, values: Column) -> Any:
 def decode_table(
     name: str, data: bytes, rows: int, limit_bytes: int, *, is_grouped: bool = False
 ) -> Columns:
-    """Read one table.
+    """Read a table of `TABLES` from an Arrow IPC file; it must have so many rows.
 
-    Args:
-        name: a key of `TABLES`.
-        data: the bytes of an Arrow IPC file.
-        rows: number of rows that it must have.
-        limit_bytes: most bytes its buffers may unpack to; checked before anything is unpacked.
-        is_grouped: whether the plan has several head groups.
-
-    Returns:
-        Column by name: numpy arrays; lists of str for texts; ``(item_ptr, items)`` for lists.
-
-    Raises:
-        PlanFileError: if the bytes are another table or damaged, or it is too large.
+    `limit_bytes` is checked before anything is unpacked. Columns are numpy arrays; lists of str for
+    texts; ``(item_ptr, items)`` for lists.
     """
     if not data.startswith(_MAGIC):
         raise PlanFileError(f"table {name}: expected an Arrow IPC file, got {data[:8]!r}")
@@ -261,15 +251,6 @@ def decode_foreign(
 
     The first call of a process starts the worker, 0.4 CPU seconds. `read_plan` of 0.8 MB takes half
     as long again as with `decode_table`, of 26 kB some tens of milliseconds on a busy machine.
-
-    Args:
-        parts: name and bytes of each table.
-        rows: number of rows that each of them must have.
-        limit_bytes: most bytes the buffers of a table may unpack to.
-        is_grouped: whether the plan has several head groups.
-
-    Raises:
-        PlanFileError: if one is another table or damaged, or ends the worker.
     """
     request = {
         "sizes": {name: len(data) for name, data in parts.items()},
@@ -308,11 +289,7 @@ def _worker(_pid: int) -> Worker:
 def _received(
     arrays: Any, texts: Mapping[str, list[str]], key: str, kind: pa.DataType, rows: int
 ) -> Column:
-    """Return a column of the answer.
-
-    Raises:
-        ValueError, IndexError, KeyError: if the answer holds no such column.
-    """
+    """Return a column of the answer."""
     if pa.types.is_list(kind):
         pointers = _array(arrays, f"{key}.ptr", pa.int64(), rows + 1)
         if pointers[0] != 0 or (np.diff(pointers) < 0).any():

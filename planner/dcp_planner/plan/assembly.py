@@ -35,19 +35,14 @@ from dcp_planner.tables.plan import Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arranged:
-    """A batch of one mask with its placement and its schedule.
+    """A batch of one mask with its placement and its schedule."""
 
-    Attributes:
-        workload, placement, schedule: what is computed, where and when.
-        partitioner: name of the partitioner that placed it.
-        spent: int64 ``[R]``, bytes of the memory limit that something else takes.
-    """
-
+    # workload, placement, schedule: what is computed, where and when
     workload: Workload
     placement: Placement
     schedule: Schedule
-    partitioner: str
-    spent: Ints | int = 0
+    partitioner: str  # name of the partitioner that placed it
+    spent: Ints | int = 0  # int64 `[R]`, bytes of the memory limit that something else takes
 
     @classmethod
     def of(
@@ -58,11 +53,7 @@ class Arranged:
         config: PlanConfig,
         spent: Ints | int = 0,
     ) -> "Arranged":
-        """Schedule a placement of ``config.partitioner``; see `make_schedule`.
-
-        Raises:
-            BufferLimitError: if no schedule fits the memory limit.
-        """
+        """Schedule a placement of ``config.partitioner``; see `make_schedule`."""
         schedule = make_schedule(workload, placement, cluster, config, spent)
         return cls(workload, placement, schedule, config.partitioner, spent)
 
@@ -105,12 +96,8 @@ def emit_plans(
 ) -> tuple[Plan, ...]:
     """Emit and validate the plans of one batch under all masks of a stack; O(size of the plans).
 
-    Args:
-        arranged: the batch under each mask.
-        layers: number of layers that use each mask.
-        cluster: the machine.
-        config: with ``partials="auto"`` all plans are in float32 if they fit the memory limit and
-            take at most `MOST_COST` longer, tokens at their price included.
+    With ``partials="auto"`` all are in float32 if they fit the memory limit and take at most
+    `MOST_COST` longer, tokens at their price included.
     """
     plans = tuple(one.emit(cluster) for one in arranged)
     # All masks of a stack share the shape, so the first plan stands for all.
@@ -151,21 +138,11 @@ def join_plans(
     cluster: Cluster,
     config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
 ) -> Plan:
-    """Join plans of several batches into a plan of the concatenated batch.
+    """Join plans of several batches, each with its first device, into a plan of the joined batch.
 
-    Args:
-        parts: each plan and its first device; device d of the plan is ``first + d`` of the cluster.
-        cluster: all devices.
-        config: how divisions are cut, and what memory they may need; placements stay as they are.
-            Partial results travel in float32 if those of all plans do, and if that fits the limit.
-
-    Returns:
-        A validated plan. O(size of the plans), and one schedule.
-
-    Raises:
-        BufferLimitError: if no schedule fits the memory limit.
-        PlanError: if there is no plan, shapes differ, a plan has several head groups, or reaches
-            beyond the cluster.
+    Placements stay as they are; `config` says how divisions are cut, and within what memory.
+    Partial results travel in float32 if those of all plans do, and if that fits the limit. The plan
+    is validated. O(size of the plans), and one schedule.
     """
     if not parts:
         raise PlanError("expected at least one plan to join, got none")

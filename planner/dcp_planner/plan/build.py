@@ -22,14 +22,7 @@ from dcp_planner.baselines import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig, tolerances_of
-from dcp_planner.model.problem import (
-    Placement,
-    PlanWarning,
-    Workload,
-    at_home,
-    caps_of,
-    loads_on,
-)
+from dcp_planner.model.problem import Placement, PlanWarning, Workload, at_home, caps_of, loads_on
 from dcp_planner.plan.assembly import Arranged, emit_plans, workload_of
 from dcp_planner.search.caps import find_shortfalls
 from dcp_planner.search.native import Native, ladder, tiles_placed
@@ -171,11 +164,7 @@ def _spent(found: Placement, workload: Workload, cluster: Cluster, config: PlanC
 
 
 def check_size(workload: Workload, config: PlanConfig) -> None:
-    """Refuse a batch whose planning would take hours.
-
-    Raises:
-        PlanError: if the number of tiles is too large.
-    """
+    """Refuse a batch whose planning would take hours."""
     groups = 1 if config.head_groups == "auto" else config.head_groups
     if workload.num_tiles * groups > MOST_TILES:
         times = f" in each of {groups} head groups" if groups > 1 else ""
@@ -281,11 +270,7 @@ _Ranked: TypeAlias = "list[list[Placement]]"
 def _arrange_all(
     workloads: Sequence[Workload], ranked: _Ranked, cluster: Cluster, config: PlanConfig
 ) -> list[Arranged]:
-    """Schedule the fastest placement of every mask that fits the memory limit.
-
-    Raises:
-        BufferLimitError: if no placement of some mask fits; it names a limit that all masks fit.
-    """
+    """Schedule the fastest placement of every mask that fits the memory limit."""
     arranged, refused = [], []
     for workload, tried in zip(workloads, ranked, strict=True):
         errors = []

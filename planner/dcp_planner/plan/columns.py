@@ -75,11 +75,7 @@ def columns_of_plan(plan: Plan) -> "dict[str, Columns]":
 
 
 def columns_of_traces(traces: tuple[Trace, ...]) -> "Columns":
-    """Lay out the `events` table: all traces one behind the other.
-
-    Raises:
-        PlanFileError: if a trace lasts longer than a file can say.
-    """
+    """Lay out the `events` table: all traces one behind the other."""
     too_long = [trace for trace in traces if (trace.end_ns >= _MOST).any()]
     if too_long:
         longest_ns = max(int(trace.end_ns.max()) for trace in too_long)
@@ -108,11 +104,7 @@ def plan_of_columns(
     warnings: tuple[PlanWarning, ...],
     head_groups: int,
 ) -> Plan:
-    """Build a plan from its tables; it is not validated yet.
-
-    Raises:
-        ValueError: if values do not fit their columns.
-    """
+    """Build a plan from its tables; it is not validated yet."""
     # In a plan the number of a row is its position; a file could number its rows otherwise.
     for name, key in (("sequences", "sequence"), ("blocks", "block"), ("transfers", "transfer")):
         if not np.array_equal(tables[name][key], np.arange(len(tables[name][key]))):
@@ -146,12 +138,7 @@ def plan_of_columns(
 def traces_of_columns(
     events: "Columns", sources: Sequence[str], sizes: Sequence[int], plan: Plan
 ) -> tuple[Trace, ...]:
-    """Cut the `events` table into traces of the given sources and numbers of events.
-
-    Raises:
-        ValueError: if the sizes do not add up, a source or kind is unknown, a number is out of its
-            range, or an event names a device or transfer that the plan does not have.
-    """
+    """Cut the `events` table into traces of the given sources and numbers of events."""
     if sum(sizes) != len(events["source"]):
         raise ValueError(f"events: expected {sum(sizes)} rows in all traces, got fewer or more")
     ends = np.cumsum(sizes, dtype=np.int64).tolist()
@@ -251,17 +238,11 @@ Arrays = dict[str, NDArray[np.generic]]
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PlanPart:
-    """The part of a plan that one device needs.
+    """The part of a plan that one device needs."""
 
-    Attributes:
-        device: the device that needs it.
-        digest: of the whole plan; equal on all ranks that run it.
-        plan: the plan, with blank rows for other devices: unfit for `validate`, `measure` and
-            `simulate`.
-    """
-
-    device: int
-    digest: str
+    device: int  # the device that needs it
+    digest: str  # of the whole plan; equal on all ranks that run it
+    # the plan, with blank rows for other devices: unfit for `validate`, `measure` and `simulate`
     plan: Plan
 
     @property
@@ -326,11 +307,7 @@ def _encode(plan: Plan, device: int, name: str, programs: ProgramTable) -> bytes
 
 
 def decode_part(data: bytes) -> PlanPart:
-    """Read the bytes of a part that `encode_parts` wrote.
-
-    Raises:
-        PlanFileError: if the bytes are something else or of another schema.
-    """
+    """Read the bytes of a part that `encode_parts` wrote."""
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as found:
             arrays: Arrays = {name: found[name] for name in found.files}

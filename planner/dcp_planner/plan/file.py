@@ -66,17 +66,11 @@ _Record = TypeVar("_Record", Cluster, ModelShape)
 
 @dataclass(frozen=True, slots=True)
 class PlanFile:
-    """Content of a plan file.
+    """Content of a plan file."""
 
-    Attributes:
-        plan: validated.
-        traces: in the order they were written, at most one per source.
-        meta: ``meta.json`` as it is; `Any`: a JSON object.
-    """
-
-    plan: Plan
-    traces: tuple[Trace, ...]
-    meta: Mapping[str, Any]
+    plan: Plan  # validated
+    traces: tuple[Trace, ...]  # in the order they were written, at most one per source
+    meta: Mapping[str, Any]  # `meta.json` as it is; `Any`: a JSON object
 
 
 def write_plan(
@@ -105,11 +99,7 @@ def write_plan(
 def encode_plan(
     plan: Plan, traces: Sequence[Trace] = (), *, against: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Return the bytes that `write_plan` writes.
-
-    Raises:
-        InvariantError: if the plan names blocks or devices that it does not have.
-    """
+    """Return the bytes that `write_plan` writes."""
     check_ranges(plan)  # `measure` indexes tables by devices and blocks
     tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
     # Any: what JSON holds

@@ -16,22 +16,16 @@ from dcp_planner.tables.plan import Plan
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """Result of the check of one file.
+    """Result of the check of one file."""
 
-    Attributes:
-        file: its path.
-        status: ``valid``, ``broken`` (an invariant does not hold) or ``unreadable``.
-        invariant: the rule that does not hold, as a sentence; empty unless broken.
-        where: the row that shows it, for example ``tile 3 (q_block 1, kv_block 0)``; may be empty.
-        message: the whole error for people; empty if valid.
-        not_compared: why the mask of a valid plan was not compared with the text that made it.
-    """
-
-    file: str
+    file: str  # its path
+    # `valid`, `broken` (an invariant does not hold) or `unreadable`
     status: Literal["valid", "broken", "unreadable"]
-    invariant: str = ""
+    invariant: str = ""  # the rule that does not hold, as a sentence; empty unless broken
+    # the row that shows it, for example `tile 3 (q_block 1, kv_block 0)`; may be empty
     where: str = ""
-    message: str = ""
+    message: str = ""  # the whole error for people; empty if valid
+    # why the mask of a valid plan was not compared with the text that made it
     not_compared: str = ""
 
     @property
@@ -85,13 +79,7 @@ def _cause(error: BaseException) -> PlanError | None:
 def check_origin(plan: Plan) -> str:
     """Compile the mask anew from the provenance of a valid plan and compare every sequence.
 
-    Cost: compiling the mask on all samples, and comparing two forms for each.
-
-    Returns:
-        The reason why nothing could be compared; empty if the masks are equal.
-
-    Raises:
-        PlanError: if a sequence has another length, or sees other pairs, than the text says.
+    Returns the reason why nothing could be compared; empty if the masks are equal.
     """
     source = plan.provenance
     if source is None:

@@ -28,11 +28,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 def check_programs(plan: Plan, visits: Visits) -> None:
-    """Check the programs of both directions; O((I + N) log).
-
-    Raises:
-        PlanError: names the first invariant that is broken, and where.
-    """
+    """Check the programs of both directions; O((I + N) log)."""
     for direction in DIRECTIONS:
         _check_devices(plan, direction)
         places = _Places(plan, direction, visits)

@@ -59,13 +59,9 @@ def _validate(plan: Plan) -> None:
 
 
 def require(holds: Bools, invariant: str, table: str, *columns: object) -> None:
-    """Raise the error of the first row that breaks an invariant.
+    """Raise the error of the first row for which `invariant` does not hold.
 
-    Args:
-        holds: bool ``[*]``, one per row.
-        invariant: the rule as a sentence.
-        table: noun for a row, for example ``"tile"``.
-        columns: name and array, in turn, of the values that the message shows.
+    `table` is the noun for a row; `columns` are names and arrays, in turn, that the message shows.
     """
     if holds.all():
         return
@@ -93,11 +89,7 @@ def _check_groups(plan: Plan) -> None:
 
 
 def check_ranges(plan: Plan) -> None:
-    """Require that indices point into their tables, devices into the cluster.
-
-    Raises:
-        InvariantError: if one does not.
-    """
+    """Require that indices point into their tables, devices into the cluster."""
     blocks, devices, many = len(plan.blocks), plan.num_devices, np.iinfo(np.int32).max
     most = {
         "q_block": blocks, "kv_block": blocks, "block": blocks, "group": plan.head_groups,
@@ -329,11 +321,7 @@ def _result_places(plan: Plan, used: Bools) -> Ints:
 
 
 def _is_used(plan: Plan, used: Bools, input_of: Ints) -> Bools:
-    """Find the used inputs, and the results that are the only way home for their sums.
-
-    Raises:
-        PlanError: if the sums of a used input have no result.
-    """
+    """Find the used inputs, and the results that are the only way home for their sums."""
     table, used = plan.transfers, used.copy()
     results = np.flatnonzero(input_of >= 0)
     count = np.bincount(input_of[results], minlength=len(table))

@@ -28,15 +28,8 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
     """Compute how far a plan is above the bounds at its own balance; 1 is the best possible.
 
     The bound of time is the larger of two: compute at the rates of all devices, and the bytes
-    between nodes over all network ports. O(W + D log D).
-
-    Args:
-        plan: any plan.
-        predicted_s: seconds of forward and backward, for the ratios of time.
-
-    Returns:
-        ``compute``, and for each direction ``*_bytes``, ``*_inter_bytes`` and, if predicted,
-        ``*_time``. A ratio is left out where the bound is 0.
+    between nodes over all network ports. O(W + D log D). A ratio is left out where the bound is 0,
+    those of time without `predicted_s` (forward, backward).
     """
     found, plan = measure(plan), expand_head_groups(plan)
     shape, cluster, nodes = plan.shape, plan.cluster, plan.cluster.nodes
@@ -87,11 +80,7 @@ def _least_bytes(plan: Plan, caps: Caps, parts: int, direction: Direction) -> fl
 
 
 def _reach(plan: Plan, block: Indices) -> tuple[Floats, Floats]:
-    """Compute the most pairs that any number of rows (or columns) can have: a rising curve.
-
-    Returns:
-        Tokens, and pairs of the densest blocks with so many tokens, float64 ``[D+1]`` each.
-    """
+    """Compute the most pairs that tokens of rows (or columns) can have: two ``[D+1]``."""
     size = plan.blocks.num_tokens
     degree = np.zeros(len(size))
     np.add.at(degree, block, plan.tiles.pairs)

@@ -45,45 +45,36 @@ def _finite(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class BatchFigures:
-    """Costs of the plan of one batch.
+    """Costs of the plan of one batch."""
 
-    Attributes:
-        tokens, sequences, devices: sizes.
-        forward_bytes, forward_inter_bytes: sent between devices, and the part between nodes.
-        backward_bytes, backward_inter_bytes: the same in backward.
-        max_send_bytes, max_recv_bytes: of the device that sends, or receives, most in forward and
-            backward together.
-        compute_imbalance, token_imbalance: most over mean.
-        peak_buffer_bytes: largest buffers of any device in any direction.
-        predicted_forward_s, predicted_backward_s: simulated.
-        plan_s: seconds that planning took, without compiling the planner; ``None``: not measured.
-        backend: name of the partitioner.
-        bound_ratios: figure over its lower bound, by name; at least 1.
-        plan_bytes_per_rank: most bytes that one rank has to be sent.
-        head_groups: groups of heads that are placed on their own.
-        partials: ``"float32"`` or ``"input"``: the type in which partial results travel.
-    """
-
+    # tokens, sequences, devices: sizes
     tokens: int
     sequences: int
     devices: int
+    # forward_bytes, forward_inter_bytes: sent between devices, and the part between nodes
     forward_bytes: int
     forward_inter_bytes: int
+    # backward_bytes, backward_inter_bytes: the same in backward
     backward_bytes: int
     backward_inter_bytes: int
+    # max_send_bytes, max_recv_bytes: of the device that sends, or receives, most in forward and
+    # backward together
     max_send_bytes: int
     max_recv_bytes: int
+    # compute_imbalance, token_imbalance: most over mean
     compute_imbalance: float
     token_imbalance: float
-    peak_buffer_bytes: int
+    peak_buffer_bytes: int  # largest buffers of any device in any direction
+    # predicted_forward_s, predicted_backward_s: simulated
     predicted_forward_s: float
     predicted_backward_s: float
+    # seconds that planning took, without compiling the planner; `None`: not measured
     plan_s: float | None
-    backend: str
-    bound_ratios: Mapping[str, float]
-    plan_bytes_per_rank: int
-    head_groups: int = 1
-    partials: str = "input"
+    backend: str  # name of the partitioner
+    bound_ratios: Mapping[str, float]  # figure over its lower bound, by name; at least 1
+    plan_bytes_per_rank: int  # most bytes that one rank has to be sent
+    head_groups: int = 1  # groups of heads that are placed on their own
+    partials: str = "input"  # `"float32"` or `"input"`: the type in which partial results travel
 
     @property
     def predicted_s(self) -> float:
@@ -191,15 +182,10 @@ _ROUNDING = 1e-9  # a ratio at its cap may come out a few last bits above
 
 
 class Rival(NamedTuple):
-    """The fastest static layout of a scope.
+    """The fastest static layout of a scope."""
 
-    Attributes:
-        name: of the layout.
-        speedup: how many times faster our plan is predicted.
-    """
-
-    name: str
-    speedup: float
+    name: str  # of the layout
+    speedup: float  # how many times faster our plan is predicted
 
 
 def over_caps(figures: BatchFigures | PlanMetrics, config: PlanConfig) -> dict[str, float]:
@@ -219,11 +205,6 @@ def best_static(
     our_s: float, their_s: Mapping[str, float], over: Mapping[str, Collection[str]]
 ) -> dict[Scope, Rival]:
     """Find the fastest static layout of every scope that has one.
-
-    Args:
-        our_s: predicted seconds of our plan.
-        their_s: those of the other methods by name; only static layouts count.
-        over: names of the caps that each exceeds.
 
     >>> best_static(2.0, {"static:ring": 1.0, "static:grid": 3.0}, {"static:ring": ["tokens"]})
     {'within_token_cap': Rival(name='static:grid', speedup=1.5),
@@ -267,14 +248,10 @@ _THRESHOLD = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One figure of two plans.
+    """One figure of two plans."""
 
-    Attributes:
-        name: key of `FIGURES`.
-        first, second: its values.
-    """
-
-    name: str
+    name: str  # key of `FIGURES`
+    # first, second: its values
     first: float
     second: float
 
@@ -288,21 +265,13 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """A condition on the second plan, such as ``makespan>+2%`` or ``compute_imbalance>1.1``.
+    """A condition on the second plan, such as ``makespan>+2%`` or ``compute_imbalance>1.1``."""
 
-    Attributes:
-        name: key of `FIGURES`.
-        is_above: whether more than `bound` fails; else less.
-        bound: a share if `is_relative`, otherwise in the figure's own unit.
-        is_relative: whether the bound is on the change from the first plan, not on the value.
-        text: the condition as it was written.
-    """
-
-    name: str
-    is_above: bool
-    bound: float
-    is_relative: bool
-    text: str
+    name: str  # key of `FIGURES`
+    is_above: bool  # whether more than `bound` fails; else less
+    bound: float  # a share if `is_relative`, otherwise in the figure's own unit
+    is_relative: bool  # whether the bound is on the change from the first plan, not on the value
+    text: str  # the condition as it was written
 
     def is_crossed(self, differences: tuple[Difference, ...]) -> bool:
         """Tell whether the condition holds; a change from 0 counts as infinite."""
@@ -315,9 +284,6 @@ class Threshold:
 
 def parse_threshold(text: str, more: Sequence[str] = ()) -> Threshold:
     """Read a condition: a figure, ``<`` or ``>``, and a number; ``%`` makes it a change.
-
-    Raises:
-        PlanError: if the text is no condition, or its figure is unknown.
 
     >>> parse_threshold("makespan>+2%").bound
     0.02

@@ -37,36 +37,25 @@ from dcp_planner.tables.programs import ATTENTION, COPY, LAUNCH, REDUCTION, WAIT
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """Routes of the blocks of one direction, and how long blocks stay where they arrive.
+    """Routes of the blocks of one direction, and how long blocks stay where they arrive."""
 
-    Attributes:
-        routing: directly, or once per node.
-        is_frugal: whether buffers are freed as early as possible, at the price of waits.
-        idle: most divisions that a block stays without being used; then it leaves and is fetched
-            again. ``None``: it stays until its last use.
-        is_striped: whether blocks routed by node cross between nodes through the ports of all
-            devices; only with ``idle=None``.
-    """
-
-    routing: Routing = "direct"
-    is_frugal: bool = False
+    routing: Routing = "direct"  # directly, or once per node
+    is_frugal: bool = False  # whether buffers are freed as early as possible, at the price of waits
+    # most divisions that a block stays without being used; then it leaves and is fetched again.
+    # `None`: it stays until its last use.
     idle: int | None = None
+    # whether blocks routed by node cross between nodes through the ports of all devices; only with
+    # `idle=None`
     is_striped: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Schedule(Record):
-    """The division of every tile, forward and backward.
+    """The division of every tile, forward and backward."""
 
-    Attributes:
-        division: int32 ``[W]``, in forward; 0 needs nothing from another device.
-        backward_division: int32 ``[W]``.
-        manners: of forward and of backward.
-    """
-
-    division: Annotated[Indices, "W"]
+    division: Annotated[Indices, "W"]  # in forward; 0 needs nothing from another device
     backward_division: Annotated[Indices, "W"]
-    manners: tuple[Manner, Manner] = (Manner(), Manner())
+    manners: tuple[Manner, Manner] = (Manner(), Manner())  # of forward and of backward
 
     def of(self, direction: Direction) -> Indices:
         """Return the division of every tile in one direction."""
@@ -80,31 +69,22 @@ class Schedule(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arrivals:
-    """Times at which tiles could start, from a simulation of another cut of the same placement.
+    """Times at which tiles could start, from a simulation of another cut of the same placement."""
 
-    Attributes:
-        at_ns: int64 ``[W]``, time at which the last remote input of each tile has arrived.
-        weight: int64 ``[W]``, at least 1, amount of each tile that divisions share out equally;
-            ``None`` for received bytes.
-    """
-
-    at_ns: Ints
+    at_ns: Ints  # `[W]`, time at which the last remote input of each tile has arrived
+    # int64 `[W]`, at least 1, amount of each tile that divisions share out equally; `None` for
+    # received bytes
     weight: Ints | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """An order of tiles in which each block is needed for a short time only.
+    """An order of tiles in which each block is needed for a short time only."""
 
-    Attributes:
-        by: consecutive tiles share the block that they wait for, or their keys.
-        in_ring: whether blocks come in the order of their owners, counted from the device on.
-        even: amount that divisions share out equally.
-    """
-
+    # consecutive tiles share the block that they wait for, or their keys
     by: Literal["awaited", "keys"]
-    in_ring: bool
-    even: Literal["bytes", "pairs"]
+    in_ring: bool  # whether blocks come in the order of their owners, counted from the device on
+    even: Literal["bytes", "pairs"]  # amount that divisions share out equally
 
 
 def cut_streamed(
@@ -139,17 +119,6 @@ def cut_divisions(
     in the order of `arrivals`. Without arrivals, tiles that wait for keys only come first, then
     tiles of remote queries, whose inputs are larger and whose results have to travel home. Backward
     has other bytes, so it is cut separately.
-
-    Args:
-        workload: tiles and blocks.
-        placement: their devices.
-        direction: forward or backward.
-        parts: most divisions of tiles with remote inputs.
-        arrivals: times at which tiles could start, if known.
-
-    Returns:
-        int32 ``[W]``, division of each tile.
-
     Source: divisions as in DCP (SOSP'25), Sec. 4.3, without its greedy.
     """
     needs, remote, device = _remote(workload, placement)
@@ -190,14 +159,8 @@ def _cut(
 ) -> Indices:
     """Cut the remote tiles into parts of equal amounts; 0 for all others.
 
-    Args:
-        workload: of all tiles.
-        direction: forward or backward.
-        needs: bool ``[2, W]``, whether a tile waits for its queries and keys.
-        line: the remote tiles in the order of the cut, device by device, and their devices.
-        amount: int64 ``[W]``, to share out equally; ``None`` for bytes, each block counted at the
-            first tile that needs it on a device.
-        parts: most parts on each device.
+    `line` has these tiles in the order of the cut, device by device, and their devices. `amount`
+    ``None`` stands for bytes, each block counted at the first tile that needs it on a device.
     """
     if amount is None:
         amount = np.zeros(workload.num_tiles, np.int64)
@@ -215,10 +178,6 @@ def in_order(division: Indices, workload: Workload) -> Indices:
     """Delay tiles until those that are added before them are computed.
 
     A query gets its keys from the last to the first, in whatever order their blocks arrive.
-
-    Args:
-        division: int32 ``[W]``.
-        workload: of these tiles.
 
     >>> from dcp_dsl import Slabs, block_sparsity
     >>> from dcp_planner import ModelShape

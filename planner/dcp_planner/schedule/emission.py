@@ -35,20 +35,13 @@ _NEVER = 1 << 62
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Emission:
-    """All tables of one direction of a plan.
+    """All tables of one direction of a plan."""
 
-    Attributes:
-        transfers: of this direction, sorted: inputs before results, division, hop, block, source,
-            target, kind.
-        programs: instructions of all devices; their transfers are rows of `transfers`.
-        input_of_need: int64 ``[N]``, the transfer that brings each need.
-        feeder: int64 ``[X]``, the transfer that brought an input to its source, or -1.
-    """
-
+    # of this direction, sorted: inputs before results, division, hop, block, source, target, kind
     transfers: Transfers
-    programs: ProgramTable
-    input_of_need: Ints
-    feeder: Ints
+    programs: ProgramTable  # instructions of all devices; their transfers are rows of `transfers`
+    input_of_need: Ints  # `[N]`, the transfer that brings each need
+    feeder: Ints  # `[X]`, the transfer that brought an input to its source, or -1
 
 
 class _TransferRows(NamedTuple):

@@ -35,20 +35,14 @@ _FARE = 0.25  # of one more message, relative to sending it through a port with 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Crossings:
-    """Crossings of the network: one row for each block and foreign node where it is needed.
+    """Crossings of the network: one row for each block and foreign node where it is needed."""
 
-    Attributes:
-        place: int64 ``[N]``, place (a block's queries or keys) of every need, ascending.
-        device: int64 ``[N]``, device of every need, ascending for equal places.
-        start, end: int64 ``[C]``, range of the needs that each crossing serves.
-        owner: int64 ``[C]``, owner of the block.
-    """
-
-    place: Ints
-    device: Ints
+    place: Ints  # `[N]`, place (a block's queries or keys) of every need, ascending
+    device: Ints  # `[N]`, device of every need, ascending for equal places
+    # start, end: int64 `[C]`, range of the needs that each crossing serves
     start: Ints
     end: Ints
-    owner: Ints
+    owner: Ints  # `[C]`, owner of the block
 
     @classmethod
     def of(cls, place: Ints, device: Ints, owner: Ints, cluster: Cluster) -> "Crossings":
@@ -64,10 +58,6 @@ class Crossings:
         """Choose the target of each crossing so that ports carry equal loads.
 
         Candidates are the devices that need the block. The bytes that owners send count as load.
-
-        Args:
-            size: int64 ``[C]``, bytes of each crossing.
-            cluster: the machine.
         """
         target, nic, weight = self.device[self.start], cluster.nic_of_device, size.astype(float)
         load = np.bincount(self.owner, weight, cluster.num_devices).astype(float)
@@ -78,10 +68,7 @@ class Crossings:
     def stripe(self, size: Ints, target: Ints, cluster: Cluster) -> tuple[Ints, Ints]:
         """Choose sources and targets among all devices of both nodes, from elected targets.
 
-        Args:
-            size: int64 ``[2, C]``, bytes of inputs and of results.
-            target: int64 ``[C]``.
-            cluster: the machine.
+        `size` are bytes ``[2, C]`` of inputs and of results.
         """
         nic, ptr, node = cluster.nic_of_device, cluster.node_ptr, cluster.node_of_device
         ends, weight = np.stack([self.owner, target]), size.astype(float)
@@ -188,29 +175,20 @@ MOST_HOPS = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Needs:
-    """Needs of devices for blocks that they do not own: for the queries, then for the keys.
+    """Needs of devices for blocks that they do not own: for the queries, then for the keys."""
 
-    Attributes:
-        is_keys: bool ``[N]``.
-        block, device: int64 ``[N]``, sorted by (is_keys, block, device), each combination once. If
-            blocks are fetched again, once per visit, sorted by (is_keys, block, visit, device).
-        need_of_tile: int64 ``[2, W]``, needs of each tile for its queries and for its keys; -1 if
-            the block is local.
-        feeder: int64 ``[N]``, the need whose device sends the block on and takes the results; -1
-            if that is the owner.
-        peer: int64 ``[N]``, the device that sends the block and takes the results.
-        hop: int64 ``[N]``, 0 if the owner sends, else one more than the feeder's.
-        height: int64 ``[N]``, most hops that follow; 0 where nothing is passed on.
-    """
-
-    is_keys: Bools
+    is_keys: Bools  # `[N]`
+    # block, device: int64 `[N]`, sorted by (is_keys, block, device), each combination once. If
+    # blocks are fetched again, once per visit, sorted by (is_keys, block, visit, device).
     block: Ints
     device: Ints
+    # `[2, W]`, needs of each tile for its queries and for its keys; -1 if the block is local
     need_of_tile: Ints
+    # `[N]`, the need whose device sends the block on and takes the results; -1 if that is the owner
     feeder: Ints
-    peer: Ints
-    hop: Ints
-    height: Ints
+    peer: Ints  # `[N]`, the device that sends the block and takes the results
+    hop: Ints  # `[N]`, 0 if the owner sends, else one more than the feeder's
+    height: Ints  # `[N]`, most hops that follow; 0 where nothing is passed on
 
     @classmethod
     def of(
@@ -235,15 +213,10 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stays:
-    """Stays of blocks where they are received, counted in divisions.
+    """Stays of blocks where they are received, counted in divisions."""
 
-    Attributes:
-        division: int32 ``[W]``, of every tile.
-        idle: most divisions without a use that a block stays; after more it is fetched again.
-    """
-
-    division: Indices
-    idle: int
+    division: Indices  # `[W]`, of every tile
+    idle: int  # most divisions without a use that a block stays; after more it is fetched again
 
     @classmethod
     def of(cls, division: Indices, idle: int | None) -> "Stays | None":

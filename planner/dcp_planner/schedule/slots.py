@@ -10,17 +10,9 @@ from dcp_planner.jit import compiled, inlined
 
 
 def allocate_rows(group: Ints, taken: Ints, freed: Ints, rows: Ints) -> Ints:
-    """Place spans of rows first-fit in order of their start, one buffer per group.
+    """Place spans of rows first-fit in order of their start, one buffer per group, from row 0.
 
-    Args:
-        group: int64 ``[N]``, the buffer of each span, from 0.
-        taken: int64 ``[N]``, when the span is taken.
-        freed: int64 ``[N]``, time from which its rows may be taken again; after `taken`.
-        rows: int64 ``[N]``, length of the span, at least 1.
-
-    Returns:
-        First row of each span, int64 ``[N]``. Spans of a group that live at the same time do not
-        share rows. Deterministic; O(N F) for F gaps in a buffer.
+    A span is taken from `taken` until before `freed`. Deterministic; O(N F) for F gaps in a buffer.
 
     >>> one = np.ones(3, np.int64)
     >>> allocate_rows(0 * one, np.array([0, 0, 2]), np.array([2, 5, 5]), 4 * one).tolist()

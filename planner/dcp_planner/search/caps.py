@@ -199,10 +199,8 @@ def _find_exchange(
     """Find the cheapest move of a block, or swap for another; both keep the target's limit.
 
     If the owner has an excess, prices are per token of the excess that leaves, and only swaps for
-    smaller blocks count. Otherwise prices are total, and the owner keeps its limit as well.
-
-    Returns:
-        The target, or -1; the block that comes back, or -1; the price.
+    smaller blocks count. Otherwise prices are total, and the owner keeps its limit as well. Returns
+    the target, or -1; the block that comes back, or -1; the price.
     """
     here, size = owner[block], tokens[block]
     goal, back, least = -1, -1, np.inf

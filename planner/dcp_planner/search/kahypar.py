@@ -65,19 +65,13 @@ class Hypergraph(Record):
     pins are the block and every tile that reads it. The cost of a partition is the connectivity
     metric, the sum of ``weight * (parts touched - 1)``: exactly the bytes that are sent.
 
-    Attributes:
-        vertex_weight: int64 ``[V, 2]``: visible pairs, tokens owned.
-        pin_ptr: int64 ``[E+1]``, CSR.
-        pins: int32 ``[P]``, vertices of hyperedge e are ``pins[pin_ptr[e]:pin_ptr[e+1]]``.
-        edge_weight: int64 ``[E]``, bytes.
-
     Source: DCP (SOSP'25), Sec. 4.2, with one vertex per token block and tiles not split by heads.
     """
 
-    vertex_weight: Annotated[Ints, "V", 2]
-    pin_ptr: Annotated[Ints, "E+1"]
-    pins: Annotated[Indices, "P"]
-    edge_weight: Annotated[Ints, "E"]
+    vertex_weight: Annotated[Ints, "V", 2]  # int64 `[V, 2]`: visible pairs, tokens owned
+    pin_ptr: Annotated[Ints, "E+1"]  # CSR
+    pins: Annotated[Indices, "P"]  # vertices of hyperedge e are `pins[pin_ptr[e]:pin_ptr[e+1]]`
+    edge_weight: Annotated[Ints, "E"]  # bytes
 
     @property
     def num_vertices(self) -> int:
@@ -106,17 +100,11 @@ def build_hypergraph(workload: Workload, direction: Direction = "forward") -> Hy
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KahyparProblem:
-    """Input of one call of KaHyPar.
+    """Input of one call of KaHyPar."""
 
-    Attributes:
-        hypergraph: pins and edge weights; its vertex weights are not used.
-        vertex_weight: int64 ``[V]``, the single weight that KaHyPar takes.
-        target: int64 ``[k]``, largest weight of each part.
-    """
-
-    hypergraph: Hypergraph
-    vertex_weight: NDArray[np.int64]
-    target: NDArray[np.int64]
+    hypergraph: Hypergraph  # pins and edge weights; its vertex weights are not used
+    vertex_weight: NDArray[np.int64]  # int64 `[V]`, the single weight that KaHyPar takes
+    target: NDArray[np.int64]  # int64 `[k]`, largest weight of each part
 
 
 _Solve: TypeAlias = Callable[[Sequence[KahyparProblem]], list[NDArray[np.int32]]]
@@ -205,12 +193,7 @@ class KaHyPar(Partitioner):
         return None
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-        """Partition into nodes, then each node into devices; the same seed gives the same result.
-
-        Raises:
-            PlanError: if the process fails or exceeds ``config.time_limit_s``, or devices or nodes
-                are not equal.
-        """
+        """Partition into nodes, then each node into devices; one seed gives one result."""
         if cluster.devices:
             raise PlanError(
                 "kahypar places on equal nodes of equal devices; use the partitioner native "

@@ -26,42 +26,26 @@ _SEEN = 0.25  # share of the network's time that is assumed not to be hidden by 
 
 
 class LoadState(NamedTuple):
-    """A split of all devices and the loads that follow from it, changed in place.
+    """A split of all devices and the loads that follow from it, changed in place."""
 
-    Attributes:
-        split: the state with the tiles, the owners, their pins and the caps.
-        first: int64 ``[N+1]``, first device of each node.
-        slowness: float64 ``[R]``, factor by which each device takes longer for its tiles.
-        port: float64 ``[R]``, factor by which its network port takes longer.
-        cost: float64 ``[8, 2D]``, scaled seconds of a message of each net: forward, then backward;
-            between nodes, then inside; input, then result.
-        seconds: float64 ``[2, W]``, of each tile, scaled.
-        load: float64 ``[R, 2 * LOADS]``, scaled seconds: seven in forward, seven in backward.
-        saved: float64 ``[R, 2 * LOADS]``, loads of dirty devices before the move.
-        term: float64 ``[2, R]``, term of each device in either direction, without the move.
-        total: float64 ``[2]``, sum of the terms.
-        dirty: int64 ``[R+1]``, devices whose loads the move has changed; their number at the end.
-        mark: int64 ``[3, R]``, whether a device is dirty; at rest; a target.
-        rate: float64 ``[1]``, price of a second of one busy port, in the objective.
-        least: float64 ``[1]``, objective after the best move so far.
-        best: int64 ``[5]``, that move: target or -1, two blocks, net and tile, as `_try` has them.
-    """
-
-    split: State
-    first: Ints
-    slowness: Floats
-    port: Floats
+    split: State  # the state with the tiles, the owners, their pins and the caps
+    first: Ints  # `[N+1]`, first device of each node
+    slowness: Floats  # float64 `[R]`, factor by which each device takes longer for its tiles
+    port: Floats  # float64 `[R]`, factor by which its network port takes longer
+    # float64 `[8, 2D]`, scaled seconds of a message of each net: forward, then backward; between
+    # nodes, then inside; input, then result
     cost: FloatTable
-    seconds: FloatTable
+    seconds: FloatTable  # float64 `[2, W]`, of each tile, scaled
+    # float64 `[R, 2 * LOADS]`, scaled seconds: seven in forward, seven in backward
     load: FloatTable
-    saved: FloatTable
-    term: FloatTable
-    total: Floats
-    dirty: Ints
-    mark: IntTable
-    rate: Floats
-    least: Floats
-    best: Ints
+    saved: FloatTable  # float64 `[R, 2 * LOADS]`, loads of dirty devices before the move
+    term: FloatTable  # float64 `[2, R]`, term of each device in either direction, without the move
+    total: Floats  # float64 `[2]`, sum of the terms
+    dirty: Ints  # `[R+1]`, devices whose loads the move has changed; their number at the end
+    mark: IntTable  # int64 `[3, R]`, whether a device is dirty; at rest; a target
+    rate: Floats  # float64 `[1]`, price of a second of one busy port, in the objective
+    least: Floats  # float64 `[1]`, objective after the best move so far
+    best: Ints  # `[5]`, that move: target or -1, two blocks, net and tile, as `_try` has them
 
 
 @inlined

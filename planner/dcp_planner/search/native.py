@@ -52,30 +52,19 @@ from dcp_planner.tables.head_groups import expand_placement
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """Work that one search may do.
+    """Work that one search may do."""
 
-    Attributes:
-        starts: splits to start from, the cheapest of `seeds`.
-        runs: searches per level on the coarsest problem, distributed over the starts.
-        sweeps: sweeps of all moves in each run.
-        noise: at the beginning of a run, in bytes of a median row.
-        coarse_tiles: tiles per part of the coarsest problem.
-        fine_sweeps, fine_noise: the same on each finer problem.
-        polish_sweeps: most sweeps on all devices together.
-        polish_work: most tiles times parts that are priced there.
-        relief: moves of a tile or an owner that are valued in the search for time.
-    """
-
-    starts: int
-    runs: int
-    sweeps: int
-    noise: float
-    coarse_tiles: int
+    starts: int  # splits to start from, the cheapest of `seeds`
+    runs: int  # searches per level on the coarsest problem, distributed over the starts
+    sweeps: int  # sweeps of all moves in each run
+    noise: float  # at the beginning of a run, in bytes of a median row
+    coarse_tiles: int  # tiles per part of the coarsest problem
+    # fine_sweeps, fine_noise: the same on each finer problem
     fine_sweeps: int
     fine_noise: float
-    polish_sweeps: int
-    polish_work: int
-    relief: int
+    polish_sweeps: int  # most sweeps on all devices together
+    polish_work: int  # most tiles times parts that are priced there
+    relief: int  # moves of a tile or an owner that are valued in the search for time
 
 
 EFFORTS: Mapping[str, Effort] = MappingProxyType(
@@ -125,23 +114,14 @@ def _leaves(tree: Tree) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Search:
-    """A search: the workload, the cluster, and the settings that all levels share.
+    """A search: the workload, the cluster, and the settings that all levels share."""
 
-    Attributes:
-        workload: the whole batch.
-        problem: that of the workload.
-        cluster: the machine.
-        effort: work to do.
-        caps: most work and tokens of one device.
-        seed: of the noise.
-    """
-
-    workload: Workload
-    problem: Problem
-    cluster: Cluster
-    effort: Effort
-    caps: Caps
-    seed: int
+    workload: Workload  # the whole batch
+    problem: Problem  # that of the workload
+    cluster: Cluster  # the machine
+    effort: Effort  # work to do
+    caps: Caps  # most work and tokens of one device
+    seed: int  # of the noise
 
     @classmethod
     def of(cls, workload: Workload, cluster: Cluster, config: PlanConfig) -> "Search":
@@ -184,10 +164,7 @@ class Search:
     def relieve(self, split: Split, budget: int, *, keeps_owners: bool = False) -> Split:
         """Relieve the busiest devices and ports; no device ends above a cap that it kept.
 
-        Args:
-            split: a device for every tile, an owner for every block.
-            budget: moves of a tile or an owner that may be valued; some 0.6 us each.
-            keeps_owners: whether only tiles move.
+        `budget` counts moves of a tile or an owner that may be valued; some 0.6 us each.
         """
 
         def change(state: State) -> None:
@@ -222,13 +199,9 @@ class Search:
         return state_of_split(self.problem, split, limits, prices, node, far, self.seed)
 
     def _limits(self, room: Floats, *, is_last: bool) -> Floats:
-        """Compute the limits of parts, float64 ``[2, K]``: work, tokens.
+        """Compute the limits of parts, float64 ``[2, K]``: work, tokens; `room` in mean devices.
 
         Upper levels use half of the tolerance; the other half is room for the levels below.
-
-        Args:
-            room: float64 ``[2, K]``, mean devices that each part amounts to: in work, in tokens.
-            is_last: whether every part is one device.
         """
         share, devices = 1.0 if is_last else 0.5, self.cluster.num_devices
         limits = np.empty(room.shape)

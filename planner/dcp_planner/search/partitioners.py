@@ -47,33 +47,23 @@ from dcp_planner.model.problem import (
 from dcp_planner.search.caps import find_shortfalls
 from dcp_planner.search.kahypar import KaHyPar
 from dcp_planner.search.native import WIDE, Native, hold_tokens, ladder, refine
-from dcp_planner.simulation.schedules import (
-    estimate_placement,
-    predict_placement,
-    weigh_placement,
-)
+from dcp_planner.simulation.schedules import estimate_placement, predict_placement, weigh_placement
 from dcp_planner.tables.head_groups import group_shape, is_cuttable
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FrontPoint:
-    """A placement with its figures; less is better in each.
+    """A placement with its figures; less is better in each."""
 
-    Attributes:
-        placement: devices of blocks and tiles.
-        seconds: predicted time, forward and backward.
-        compute, tokens: most over mean; 1 is level.
-        forward_inter, backward_inter: bytes between nodes.
-        memory_bytes: most bytes of receive buffers and partial sums on a device.
-    """
-
-    placement: Placement
-    seconds: float
+    placement: Placement  # devices of blocks and tiles
+    seconds: float  # predicted time, forward and backward
+    # compute, tokens: most over mean; 1 is level
     compute: float
     tokens: float
+    # forward_inter, backward_inter: bytes between nodes
     forward_inter: int
     backward_inter: int
-    memory_bytes: int
+    memory_bytes: int  # most bytes of receive buffers and partial sums on a device
 
     def figures(self) -> dict[str, float]:
         """List all figures by name."""
@@ -297,11 +287,7 @@ def static_layouts(shape: ModelShape, cluster: Cluster) -> tuple[str, ...]:
 
 
 def find_partitioner(name: str) -> Partitioner:
-    """Find the partitioner of a name.
-
-    Raises:
-        PlanError: if there is none.
-    """
+    """Find the partitioner of a name."""
     if name not in PARTITIONERS:
         known = ", ".join(PARTITIONERS)
         raise PlanError(
@@ -311,11 +297,7 @@ def find_partitioner(name: str) -> Partitioner:
 
 
 def check_installed(partitioner: Partitioner) -> None:
-    """Refuse a partitioner that cannot run here.
-
-    Raises:
-        PlanError: with the reason and the way out.
-    """
+    """Refuse a partitioner that cannot run here."""
     reason = partitioner.unavailable()
     if reason:
         raise PlanError(f"partitioner {partitioner.name!r} cannot run: {reason}")
@@ -329,9 +311,6 @@ def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement
     caps that are still missed.
 
     Where tokens have a price, the placement with the shortest layer wins, whatever its tolerance.
-
-    Raises:
-        PlanError: if the partitioner is unknown, not installed, fails or takes too long.
     """
     partitioner = find_partitioner(config.partitioner)
     is_trivial = workload.num_tiles == 0 or cluster.num_devices == 1

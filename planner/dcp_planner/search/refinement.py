@@ -225,13 +225,7 @@ def _sweep_ranges(state: State, side: int, length: int, offset: int, noise: floa
 def descend(state: State, sweeps: int, noise: float) -> tuple[float, float]:
     """Run sweeps of all moves while the noise falls to zero over the first four fifths.
 
-    Args:
-        state: filled.
-        sweeps: most sweeps; the search ends earlier if three sweeps without noise move nothing.
-        noise: at the beginning, in units of cost.
-
-    Returns:
-        The cost before and after.
+    It ends earlier if three sweeps without noise move nothing. Returns the cost before and after.
     """
     tiles, blocks = np.arange(len(state.part)), np.arange(len(state.tokens))
     return _descend(state, tiles, blocks, sweeps, float(noise))

@@ -21,24 +21,16 @@ from dcp_planner.model.problem import Workload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Tiles and blocks to be split: a part of a workload, or a coarser version of one.
+    """Tiles and blocks to be split: a part of a workload, or a coarser version of one."""
 
-    Attributes:
-        tile_q, tile_kv: int32 ``[W]``, sorted by (q, kv).
-        work: int64 ``[W]``.
-        sequence: int32 ``[D]``.
-        tokens: int64 ``[D]``; 0 for blocks that are owned elsewhere.
-        is_owned: bool ``[D]``, whether the owner is to be chosen here.
-        weight: float64 ``[2, D]``, bytes of row nets and of column nets, whole numbers.
-    """
-
+    # tile_q, tile_kv: int32 `[W]`, sorted by (q, kv)
     tile_q: Indices
     tile_kv: Indices
-    work: Ints
-    sequence: Indices
-    tokens: Ints
-    is_owned: NDArray[np.bool_]
-    weight: Floats
+    work: Ints  # `[W]`
+    sequence: Indices  # `[D]`
+    tokens: Ints  # `[D]`; 0 for blocks that are owned elsewhere
+    is_owned: NDArray[np.bool_]  # bool `[D]`, whether the owner is to be chosen here
+    weight: Floats  # float64 `[2, D]`, bytes of row nets and of column nets, whole numbers
 
     @property
     def num_tiles(self) -> int:
@@ -104,11 +96,9 @@ def restrict(problem: Problem, split: Split, part: int) -> tuple[Problem, Ints, 
 
 
 def coarsen(problem: Problem) -> tuple[Problem, Ints, Ints]:
-    """Merge neighbouring blocks of one sequence up to twice the size of the largest block.
+    """Merge neighbouring blocks of one sequence up to twice the size of the largest; O(W log W).
 
-    Returns:
-        The coarser problem, and the coarse tile of each tile and coarse block of each block. O(W
-        log W).
+    Returns also the coarse tile of each tile and the coarse block of each block.
     """
     block = _merge_runs(problem, 2 * float(problem.weight[1].max(initial=0.0)))
     size = int(block[-1]) + 1 if len(block) else 0
@@ -153,49 +143,32 @@ def _merge_runs(problem: Problem, limit: float) -> Ints:
 
 
 class State(NamedTuple):
-    """One level of the problem, changed in place.
+    """One level of the problem, changed in place."""
 
-    Attributes:
-        tile_q, tile_kv: int32 ``[W]``, block of each tile's queries and keys.
-        work: float64 ``[W]``, whole numbers.
-        part: int32 ``[W]``, part of each tile.
-        owner: int32 ``[D]``, part that owns each block; -1: owned elsewhere.
-        tokens: int64 ``[D]``; 0 where the owner is elsewhere.
-        sequence: int32 ``[D]``.
-        pointer: int64 ``[2, D+1]``, CSR of the tiles of each row (0) and column (1).
-        members: int64 ``[2, W]``, tiles of the rows, of the columns.
-        weight: float64 ``[2D+1]``, bytes of each net; the last entry is ``far``.
-        counts: int32 ``[2D, K+G]``, pins of each net on each part, then parts it touches in each
-            group.
-        group: int64 ``[K]``, group of each part, rising.
-        loads: float64 ``[2, K]``, work and tokens of each part.
-        limits: float64 ``[2, K]``, most work and most tokens of each part.
-        prices: float64 ``[2]``, cost of a unit of work, and of a token, above the limit.
-        change, tiles, blocks, pins, nets: scratch.
-        random: uint64 ``[1]``.
-    """
-
+    # tile_q, tile_kv: int32 `[W]`, block of each tile's queries and keys
     tile_q: Indices
     tile_kv: Indices
-    work: Floats
-    part: Indices
-    owner: Indices
-    tokens: Ints
-    sequence: Indices
-    pointer: IntTable
-    members: IntTable
-    weight: Floats
+    work: Floats  # float64 `[W]`, whole numbers
+    part: Indices  # `[W]`, part of each tile
+    owner: Indices  # `[D]`, part that owns each block; -1: owned elsewhere
+    tokens: Ints  # `[D]`; 0 where the owner is elsewhere
+    sequence: Indices  # `[D]`
+    pointer: IntTable  # int64 `[2, D+1]`, CSR of the tiles of each row (0) and column (1)
+    members: IntTable  # int64 `[2, W]`, tiles of the rows, of the columns
+    weight: Floats  # float64 `[2D+1]`, bytes of each net; the last entry is `far`
+    # int32 `[2D, K+G]`, pins of each net on each part, then parts it touches in each group
     counts: IndexTable
-    group: Ints
-    loads: FloatTable
-    limits: FloatTable
-    prices: Floats
+    group: Ints  # `[K]`, group of each part, rising
+    loads: FloatTable  # float64 `[2, K]`, work and tokens of each part
+    limits: FloatTable  # float64 `[2, K]`, most work and most tokens of each part
+    prices: Floats  # float64 `[2]`, cost of a unit of work, and of a token, above the limit
+    # change, tiles, blocks, pins, nets: scratch
     change: Floats
     tiles: Ints
     blocks: Ints
     pins: Ints
     nets: Ints
-    random: NDArray[np.uint64]
+    random: NDArray[np.uint64]  # uint64 `[1]`
 
 
 @inlined

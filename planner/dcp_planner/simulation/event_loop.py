@@ -32,51 +32,37 @@ class _State(NamedTuple):
 
     A message that only waits for its ports stands in the queues of both. A queue is a circular list
     whose begin and end is the place ``X + port``, behind the numbers of all messages.
-
-    Attributes:
-        following, before: int64 ``[2, X+P]``, neighbours in the queues of ports to leave by (0)
-            and to enter by (1).
-        is_busy: int64 ``[2, P]``, whether a message occupies the port.
-        begun, ended: int64 ``[I]``, of each instruction; -1: not yet.
-        at: int64 ``[R]``, instruction that each device is at.
-        still_open: int64 ``[I]``, messages of each launch that have not arrived or left.
-        started, left: int64 ``[X]``, of each message; -1: not yet.
-        launch_row: int64 ``[2, X]``, launch at the source and at the target; -1: not yet.
-        first_fed, next_fed: int64 ``[X]``, lists of the messages that pass each message on.
-        has_arrived: uint8 ``[X]``.
-        still_grouped: int64 ``[G]``, ends of messages of each group that are not done.
-        follower: int64 ``[G]``, group that follows each group, or -1.
-        under_way: int64 ``[R]``, messages that each device has launched and that are not done.
-        to_start: int64 ``[X+1]``, messages that an event makes ready.
-        times, codes: int64, a binary heap of events; a code holds the number of the event, which
-            decides between equal times, and in its `_CODE_BITS` the kind of event and its subject.
-        counts: int64 ``[3]``, events in the heap, events made so far, messages in `to_start`.
-        streams: that share ports; none where ports are not shared.
-        in_stream: int64 ``[S]``, message under way in each stream.
     """
 
+    # following, before: int64 `[2, X+P]`, neighbours in the queues of ports to leave by (0) and to
+    # enter by (1)
     following: IntTable
     before: IntTable
-    is_busy: IntTable
+    is_busy: IntTable  # int64 `[2, P]`, whether a message occupies the port
+    # begun, ended: int64 `[I]`, of each instruction; -1: not yet
     begun: Ints
     ended: Ints
-    at: Ints
-    still_open: Ints
+    at: Ints  # `[R]`, instruction that each device is at
+    still_open: Ints  # `[I]`, messages of each launch that have not arrived or left
+    # started, left: int64 `[X]`, of each message; -1: not yet
     started: Ints
     left: Ints
-    launch_row: IntTable
+    launch_row: IntTable  # int64 `[2, X]`, launch at the source and at the target; -1: not yet
+    # first_fed, next_fed: int64 `[X]`, lists of the messages that pass each message on
     first_fed: Ints
     next_fed: Ints
-    has_arrived: Bytes
-    still_grouped: Ints
-    follower: Ints
-    under_way: Ints
-    to_start: Ints
+    has_arrived: Bytes  # `[X]`
+    still_grouped: Ints  # `[G]`, ends of messages of each group that are not done
+    follower: Ints  # `[G]`, group that follows each group, or -1
+    under_way: Ints  # `[R]`, messages that each device has launched and that are not done
+    to_start: Ints  # `[X+1]`, messages that an event makes ready
+    # times, codes: int64, a binary heap of events; a code holds the number of the event, which
+    # decides between equal times, and in its `_CODE_BITS` the kind of event and its subject
     times: Ints
     codes: Ints
-    counts: Ints
-    streams: Streams
-    in_stream: Ints
+    counts: Ints  # `[3]`, events in the heap, events made so far, messages in `to_start`
+    streams: Streams  # that share ports; none where ports are not shared
+    in_stream: Ints  # `[S]`, message under way in each stream
 
     @classmethod
     def of(cls, steps: Steps, messages: Messages) -> "_State":
@@ -113,14 +99,8 @@ def run_events(steps: Steps, messages: Messages) -> tuple[Ints, Ints, Ints, Ints
     """Play one direction from 0 to its end; O(E log E), and a scan of a port's ready messages each.
 
     Where ports are shared, O(A L) for each message in addition: A streams are active, at L shares.
-
-    Args:
-        steps: instructions of the devices.
-        messages: messages between them.
-
-    Returns:
-        Begin and end of every instruction ``[I]``, start and leaving of every message ``[X]`` (-1
-        if never), the instruction each device is at ``[R]``, the time of the last event.
+    Returns begin and end of every instruction ``[I]``, start and leaving of every message ``[X]``
+    (-1 if never), the instruction each device is at ``[R]``, the time of the last event.
     """
     state = _State.of(steps, messages)
     end_ns = _play(steps, messages, state)

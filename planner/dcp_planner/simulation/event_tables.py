@@ -16,21 +16,15 @@ from dcp_planner.tables.programs import ATTENTION, LAUNCH, REDUCTION, WAIT, Prog
 
 
 class Steps(NamedTuple):
-    """The instructions of one direction, device by device.
+    """The instructions of one direction, device by device."""
 
-    Attributes:
-        row_ptr: int64 ``[R+1]``, instructions of each device.
-        op, item_ptr, items: columns of a `ProgramTable`; only the messages of launches are read.
-        duration: int64 ``[I]``, time on the compute lane; 0 until it is known.
-        launch_of: int64 ``[I]``, launch that a wait belongs to, else -1.
-    """
-
-    row_ptr: Ints
+    row_ptr: Ints  # `[R+1]`, instructions of each device
+    # op, item_ptr, items: columns of a `ProgramTable`; only the messages of launches are read
     op: Bytes
     item_ptr: Ints
     items: Indices
-    duration: Ints
-    launch_of: Ints
+    duration: Ints  # `[I]`, time on the compute lane; 0 until it is known
+    launch_of: Ints  # `[I]`, launch that a wait belongs to, else -1
 
     @classmethod
     def of(cls, programs: ProgramTable, num_devices: int) -> "Steps":
@@ -43,56 +37,37 @@ class Steps(NamedTuple):
 
 
 class StreamPorts(NamedTuple):
-    """Streams of messages, and the ports that they share.
+    """Streams of messages, and the ports that they share."""
 
-    Attributes:
-        ports: int64 ``[2, S]``, that each stream sends and receives through.
-        part: int64 ``[S]``; streams of unequal parts never meet.
-        num_ports: to send through, and as many to receive through.
-    """
-
-    ports: IntTable
-    part: Ints
-    num_ports: int
+    ports: IntTable  # int64 `[2, S]`, that each stream sends and receives through
+    part: Ints  # `[S]`; streams of unequal parts never meet
+    num_ports: int  # to send through, and as many to receive through
 
 
 NO_STREAMS = StreamPorts(np.zeros((2, 0), np.int64), np.zeros(0, np.int64), 0)
 
 
 class Messages(NamedTuple):
-    """The messages of one direction.
+    """The messages of one direction."""
 
-    Attributes:
-        source, target: int32 ``[X]``.
-        feeder: int64 ``[X]``, message that has to arrive before this one can leave, or -1.
-        ports: int64 ``[2, X]``, port that it leaves by (0) and port that it enters by (1), which
-            serve one message at a time; where ports are shared, its stream, twice.
-        num_ports: ports of either kind, P.
-        streams: ports that streams share; none where ports are not shared.
-        busy: int64 ``[X]``, time that it occupies both, alone; 0 until it is known.
-        latency: int64 ``[X]``, between leaving and arriving; 0 until it is known.
-        group: int64 ``[2, X]``, group of messages that it belongs to at its source and its target.
-        group_ptr: int64 ``[G+1]``, members of each group in `members`.
-        members: int64 ``[2X]``, messages.
-        after: int64 ``[G]``, group that a group follows on its communicator, or -1.
-        is_fifo: whether a port serves the message that was ready first, not the lowest number.
-        slowdown: times that attention takes longer while messages of its device are under way.
-    """
-
+    # source, target: int32 `[X]`
     source: Indices
     target: Indices
-    feeder: Ints
+    feeder: Ints  # `[X]`, message that has to arrive before this one can leave, or -1
+    # int64 `[2, X]`, port that it leaves by (0) and port that it enters by (1), which serve one
+    # message at a time; where ports are shared, its stream, twice
     ports: IntTable
-    num_ports: int
-    streams: StreamPorts
-    busy: Ints
-    latency: Ints
+    num_ports: int  # ports of either kind, P
+    streams: StreamPorts  # ports that streams share; none where ports are not shared
+    busy: Ints  # `[X]`, time that it occupies both, alone; 0 until it is known
+    latency: Ints  # `[X]`, between leaving and arriving; 0 until it is known
+    # int64 `[2, X]`, group of messages that it belongs to at its source and its target
     group: IntTable
-    group_ptr: Ints
-    members: Ints
-    after: Ints
-    is_fifo: int
-    slowdown: float
+    group_ptr: Ints  # `[G+1]`, members of each group in `members`
+    members: Ints  # `[2X]`, messages
+    after: Ints  # `[G]`, group that a group follows on its communicator, or -1
+    is_fifo: int  # whether a port serves the message that was ready first, not the lowest number
+    slowdown: float  # times that attention takes longer while messages of its device are under way
 
     @classmethod
     def of(
@@ -172,12 +147,9 @@ def launches_of_waits(programs: ProgramTable) -> Ints:
 def groups_of(
     steps: Steps, transfers: Transfers, cluster: Cluster
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Find the group of each end of each message, the members of groups, and their predecessors.
+    """Find `group`, `group_ptr`, `members` and `after` of `Messages`.
 
     If messages do not travel in groups, all are in one.
-
-    Returns:
-        `group`, `group_ptr`, `members` and `after` of `Messages`.
     """
     size = len(transfers)
     if cluster.message_order != "grouped" or not size:
@@ -241,16 +213,11 @@ class Bundles(NamedTuple):
     """Messages of one direction: the blocks that a device launches together for another are one.
 
     Inputs that are passed on travel alone, as in the runtime.
-
-    Attributes:
-        is_first: uint8 ``[X]``, whether a transfer is the first of its message.
-        last: int64 ``[X]``, the last transfer of the message that each one belongs to.
-        ends: int64 ``[R]``, messages that each device sends or receives.
     """
 
-    is_first: Bytes
-    last: Ints
-    ends: Ints
+    is_first: Bytes  # `[X]`, whether a transfer is the first of its message
+    last: Ints  # `[X]`, the last transfer of the message that each one belongs to
+    ends: Ints  # `[R]`, messages that each device sends or receives
 
     @classmethod
     def of(cls, steps: Steps, transfers: Transfers) -> "Bundles":
@@ -350,12 +317,8 @@ def levelled(
 ) -> Floats:
     """Stretch or shrink the compute of each device to what it would be in balance.
 
-    Args:
-        spent: time of each instruction or event ``[I]``.
-        device: of each.
-        kinds: masks of the attentions and of the reductions; nothing else is compute.
-        speed: rate of each device, relative ``[R]``.
-        is_everywhere: whether devices without attention take their share, too.
+    `kinds` mark the attentions and the reductions of `spent`; nothing else is compute. Everywhere:
+    devices without attention take their share, too.
     """
     attends, reduces = kinds
     load = np.bincount(device, spent * (attends | reduces), len(speed))

@@ -28,53 +28,30 @@ _FRESH, _STALE, _LACKS = 0, 1, 2
 
 
 class Streams(NamedTuple):
-    """Streams and the ports that they share. Work is counted in ns of a port that it has alone.
+    """Streams and the ports that they share. Work is counted in ns of a port that it has alone."""
 
-    Attributes:
-        ports: int64 ``[2, S]``, port that each stream sends through (0) and receives through (1).
-        part: int64 ``[S]``, of each stream.
-        part_ptr: int64 ``[C+1]``, where the streams of each part begin in `active`.
-        active: int64 ``[S]``, of each part first the streams with a message under way, in no order.
-        size: int64 ``[C]``, of those.
-        place: int64 ``[S]``, of each stream in `active`.
-        left: float64 ``[S]``, work of its message that was left at `sent_ns` of its part.
-        share: float64 ``[S]``, of its ports, 0 to 1, while it is active.
-        sent_ns: int64 ``[C]``.
-        next_ns: int64 ``[C]``, when the first message of a part leaves; -1: not known.
-        state: int64 ``[C]``, whether the shares of a part are up to date.
-        waiting_for: int64 ``[S]``, scratch: streams without a share.
-        equal: float64 ``[2, P]``, scratch: equal parts of what is left of each port.
-        least: float64 ``[2, P]``, scratch: of the other ports of its streams the least equal part.
-        free: float64 ``[2, P]``, scratch: what is left of each port.
-        waiting: int64 ``[2, P]``, scratch: streams of each port that have no share yet.
-    """
-
+    # int64 `[2, S]`, port that each stream sends through (0) and receives through (1)
     ports: IntTable
-    part: Ints
-    part_ptr: Ints
-    active: Ints
-    size: Ints
-    place: Ints
-    left: Floats
-    share: Floats
-    sent_ns: Ints
-    next_ns: Ints
-    state: Ints
-    waiting_for: Ints
-    equal: FloatTable
+    part: Ints  # `[S]`, of each stream
+    part_ptr: Ints  # `[C+1]`, where the streams of each part begin in `active`
+    active: Ints  # `[S]`, of each part first the streams with a message under way, in no order
+    size: Ints  # `[C]`, of those
+    place: Ints  # `[S]`, of each stream in `active`
+    left: Floats  # float64 `[S]`, work of its message that was left at `sent_ns` of its part
+    share: Floats  # float64 `[S]`, of its ports, 0 to 1, while it is active
+    sent_ns: Ints  # `[C]`
+    next_ns: Ints  # `[C]`, when the first message of a part leaves; -1: not known
+    state: Ints  # `[C]`, whether the shares of a part are up to date
+    waiting_for: Ints  # `[S]`, scratch: streams without a share
+    equal: FloatTable  # float64 `[2, P]`, scratch: equal parts of what is left of each port
+    # float64 `[2, P]`, scratch: of the other ports of its streams the least equal part
     least: FloatTable
-    free: FloatTable
-    waiting: IntTable
+    free: FloatTable  # float64 `[2, P]`, scratch: what is left of each port
+    waiting: IntTable  # int64 `[2, P]`, scratch: streams of each port that have no share yet
 
     @classmethod
     def of(cls, ports: IntTable, part: Ints, num_ports: int) -> "Streams":
-        """Lay out streams, none of which is active yet; O(S + P).
-
-        Args:
-            ports: int64 ``[2, S]``, of each stream.
-            part: int64 ``[S]``, streams of unequal parts share no port.
-            num_ports: ports to send through, and as many to receive through.
-        """
+        """Lay out streams, none of which is active yet; O(S + P). Unequal parts share no port."""
         size, parts = len(part), int(part.max(initial=-1)) + 1
         part_ptr = np.append(0, np.cumsum(np.bincount(part, minlength=parts)))
 

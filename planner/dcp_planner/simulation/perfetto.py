@@ -170,10 +170,8 @@ def unused_bytes(trace: Trace) -> tuple[Ints, Ints, Ints]:
     """Count the received bytes that every device holds for work that is not done yet.
 
     Bytes count from the arrival of their message until the device has finished the message's
-    division; bytes that arrive later than that count for no time.
-
-    Returns:
-        Device, time in ns, and bytes from then on; int64 ``[C]`` each, by device and time.
+    division; bytes that arrive later than that count for no time. Returns device, time in ns, and
+    bytes from then on; int64 ``[C]`` each, by device and time.
     """
     got = np.flatnonzero((trace.lane == _RECEIVE) & (trace.size_bytes > 0))
     work = np.flatnonzero(trace.lane == _COMPUTE)

@@ -59,46 +59,29 @@ IDLE = (2, 0)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cut:
-    """One way to cut a direction, with the result of playing it.
+    """One way to cut a direction, with the result of playing it."""
 
-    Attributes:
-        division: int32 ``[W]``.
-        manner: how its blocks travel.
-        emitted: its transfers and programs.
-        arrived: int64 ``[X]``, when each transfer has arrived, ns.
-        seconds: until the end.
-    """
-
-    division: Indices
-    manner: Manner
-    emitted: Emission
-    arrived: Ints
-    seconds: float
+    division: Indices  # `[W]`
+    manner: Manner  # how its blocks travel
+    emitted: Emission  # its transfers and programs
+    arrived: Ints  # `[X]`, when each transfer has arrived, ns
+    seconds: float  # until the end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Trial:
-    """Facts that all candidates of one placement share.
+    """Facts that all candidates of one placement share."""
 
-    Attributes:
-        workload, placement, cluster: what is placed, where, on which machine.
-        routing: routes of blocks.
-        needs: blocks that each device needs.
-        work: prices of the tiles, forward and backward.
-        rest: seconds of the rest of a layer, in which hosts may run ahead.
-        limit: of the memory of a direction, bytes, or ``None``.
-        spent: int64 ``[R]``, bytes of it that are spent on something else.
-    """
-
+    # workload, placement, cluster: what is placed, where, on which machine
     workload: Workload
     placement: Placement
     cluster: Cluster
-    routing: Routing
-    needs: Needs
-    work: Mapping[Direction, KernelWork]
-    rest: Mapping[Direction, float]
-    limit: int | None
-    spent: Ints | int = 0
+    routing: Routing  # routes of blocks
+    needs: Needs  # blocks that each device needs
+    work: Mapping[Direction, KernelWork]  # prices of the tiles, forward and backward
+    rest: Mapping[Direction, float]  # seconds of the rest of a layer, in which hosts may run ahead
+    limit: int | None  # of the memory of a direction, bytes, or `None`
+    spent: Ints | int = 0  # int64 `[R]`, bytes of it that are spent on something else
 
     @classmethod
     def of(
@@ -159,11 +142,7 @@ class _Trial:
         return int((needed + self.spent).max())
 
     def streamed(self, direction: Direction, limit: int) -> _Cut:
-        """Find the fastest cut within a limit of memory.
-
-        Raises:
-            BufferLimitError: if there is none, with the smallest limit that works.
-        """
+        """Find the fastest cut within a limit of memory."""
         divisions = self._streamed_divisions(direction)
         least = _UNKNOWN
         # Emitting tells the memory; only the cuts that fit are played, which takes longer. Later
@@ -289,9 +268,6 @@ def make_schedule(
 
     A direction that needs more than the memory limit is streamed. `spent`, int64 ``[R]`` bytes of
     each device, is subtracted from the limit.
-
-    Raises:
-        BufferLimitError: if no schedule of this placement fits the limit.
     """
     # There is nothing to choose, so nothing is emitted and played.
     if config.divisions != "auto" and config.memory_limit_bytes is None:
@@ -360,17 +336,11 @@ def estimate_placement(
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """Figures of a placement with the schedule that it would get.
+    """Figures of a placement with the schedule that it would get."""
 
-    Attributes:
-        seconds: predicted, forward and backward.
-        inter_bytes: sent between nodes, forward and backward.
-        memory_bytes: most that a device needs for received blocks and partial results.
-    """
-
-    seconds: float
-    inter_bytes: tuple[int, int]
-    memory_bytes: int
+    seconds: float  # predicted, forward and backward
+    inter_bytes: tuple[int, int]  # sent between nodes, forward and backward
+    memory_bytes: int  # most that a device needs for received blocks and partial results
 
 
 def weigh_placement(

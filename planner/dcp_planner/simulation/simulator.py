@@ -65,16 +65,11 @@ _END_OF_TIME_NS = 1 << 62  # 146 years; int64 holds two of them, forward and bac
 
 
 class Prediction(NamedTuple):
-    """Predicted seconds of each direction of a layer, in a stack of equal layers.
+    """Predicted seconds of each direction of a layer, in a stack of equal layers."""
 
-    Attributes:
-        forward_s: until the last device has finished forward, or until the busiest host has, if
-            that is later.
-        backward_s: from there until the last one has finished backward; likewise.
-    """
-
+    # until the last device has finished forward, or until the busiest host has, if that is later
     forward_s: float
-    backward_s: float
+    backward_s: float  # from there until the last one has finished backward; likewise
 
     @property
     def seconds(self) -> float:
@@ -147,22 +142,14 @@ def mean_compute_seconds(plan: Plan) -> float:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DirectionModel:
-    """One direction of a plan on its devices and ports, whatever things cost there.
+    """One direction of a plan on its devices and ports, whatever things cost there."""
 
-    Attributes:
-        programs: of all devices; their items are rows of `transfers` and of the tiles.
-        transfers: of this direction.
-        rows: int64 ``[X]``, their rows in the plan.
-        link: int64 ``[X]``, class of link of each.
-        bundles: the messages that they travel in.
-        steps, messages: for the event loop, without their times.
-    """
-
-    programs: ProgramTable
-    transfers: Transfers
-    rows: Ints
-    link: Ints
-    bundles: Bundles
+    programs: ProgramTable  # of all devices; their items are rows of `transfers` and of the tiles
+    transfers: Transfers  # of this direction
+    rows: Ints  # `[X]`, their rows in the plan
+    link: Ints  # `[X]`, class of link of each
+    bundles: Bundles  # the messages that they travel in
+    # steps, messages: for the event loop, without their times
     steps: Steps
     messages: Messages
 
@@ -222,11 +209,7 @@ class DirectionModel:
     def price(
         self, work: KernelWork, cluster: Cluster, evenness: Evenness = "as placed"
     ) -> "Prices":
-        """Price all instructions and messages; the arguments are those of `play`.
-
-        Raises:
-            PlanError: for a run of a century.
-        """
+        """Price all instructions and messages; the arguments are those of `play`."""
         duration = durations(self.programs, self.steps, self.transfers, work, cluster)
         on_host = host_seconds(self.programs, self.bundles, cluster)
         if not cluster.host_runs_ahead:
@@ -262,14 +245,7 @@ class DirectionModel:
     ) -> "Played":
         """Play the direction, from 0, at the rates of a cluster with the same devices and ports.
 
-        Args:
-            work: prices of its attention.
-            cluster: the machine.
-            evenness: how compute is imagined to be shared.
-            rest_s: time of the device for the rest of the layer, in which the host may run ahead.
-
-        Raises:
-            PlanError: for a deadlock, or a run of a century.
+        `rest_s` is the device's time for the rest of the layer, in which the host may run ahead.
         """
         prices = self.price(work, cluster, evenness)
         steps = self.steps._replace(duration=prices.duration_ns)
@@ -294,36 +270,23 @@ class DirectionModel:
 
 
 class Prices(NamedTuple):
-    """Costs of one direction where nothing waits, in ns.
+    """Costs of one direction where nothing waits, in ns."""
 
-    Attributes:
-        duration_ns: int64 ``[I]``, of each instruction on its device; launches and waits take none.
-        busy_ns: int64 ``[X]``, for which each transfer occupies ports that it has alone.
-        latency_ns: int64 ``[X]``, between leaving and arriving.
-        host_ns: int64 ``[R]``, work of each host.
-        slowdown: times that attention takes longer while messages of its device are under way.
-    """
-
-    duration_ns: Ints
-    busy_ns: Ints
-    latency_ns: Ints
-    host_ns: Ints
-    slowdown: float
+    duration_ns: Ints  # `[I]`, of each instruction on its device; launches and waits take none
+    busy_ns: Ints  # `[X]`, for which each transfer occupies ports that it has alone
+    latency_ns: Ints  # `[X]`, between leaving and arriving
+    host_ns: Ints  # `[R]`, work of each host
+    slowdown: float  # times that attention takes longer while messages of its device are under way
 
 
 class Clocks(NamedTuple):
-    """Times of one direction in a stack of equal layers, in ns.
+    """Times of one direction in a stack of equal layers, in ns."""
 
-    Attributes:
-        device_ns: that the devices need, with their messages; the host's work is in it where the
-            host does not run ahead.
-        host_ns: that the busiest host needs.
-        held_ns: time for which the devices wait for a host that runs ahead of them.
-    """
-
+    # that the devices need, with their messages; the host's work is in it where the host does not
+    # run ahead
     device_ns: int
-    host_ns: int
-    held_ns: int
+    host_ns: int  # that the busiest host needs
+    held_ns: int  # time for which the devices wait for a host that runs ahead of them
 
     @property
     def end_ns(self) -> int:
@@ -333,22 +296,17 @@ class Clocks(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """Times of one played direction, all in ns.
+    """Times of one played direction, all in ns."""
 
-    Attributes:
-        model: the direction.
-        begun, ended: int64 ``[I]``, of every instruction.
-        started, left, arrived: int64 ``[X]``, of every transfer.
-        clocks: of devices and hosts.
-    """
-
-    model: DirectionModel
+    model: DirectionModel  # the direction
+    # begun, ended: int64 `[I]`, of every instruction
     begun: Ints
     ended: Ints
+    # started, left, arrived: int64 `[X]`, of every transfer
     started: Ints
     left: Ints
     arrived: Ints
-    clocks: Clocks
+    clocks: Clocks  # of devices and hosts
 
     @property
     def end_ns(self) -> int:
@@ -367,17 +325,11 @@ class Played:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanModel:
-    """A plan that can be predicted at several rates.
+    """A plan that can be predicted at several rates."""
 
-    Attributes:
-        plan: any plan.
-        flat: the same, of one head group.
-        directions: forward and backward.
-    """
-
-    plan: Plan
-    flat: Plan
-    directions: dict[Direction, DirectionModel]
+    plan: Plan  # any plan
+    flat: Plan  # the same, of one head group
+    directions: dict[Direction, DirectionModel]  # forward and backward
 
     @classmethod
     def of(cls, plan: Plan) -> "PlanModel":

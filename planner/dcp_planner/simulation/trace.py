@@ -129,24 +129,16 @@ def index_names(texts: Sequence[str]) -> tuple[Indices, tuple[str, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """A trace in seconds; one tuple entry per device.
+    """A trace in seconds; one tuple entry per device."""
 
-    Attributes:
-        source: as of the trace.
-        forward_s, backward_s: from the first start to the last end.
-        compute_s: computing.
-        wait_s: waiting for messages.
-        message_s: while at least one message was leaving or arriving.
-        hidden_s: the part of `message_s` during which the device computed.
-    """
-
-    source: str
+    source: str  # as of the trace
+    # forward_s, backward_s: from the first start to the last end
     forward_s: float
     backward_s: float
-    compute_s: tuple[float, ...]
-    wait_s: tuple[float, ...]
-    message_s: tuple[float, ...]
-    hidden_s: tuple[float, ...]
+    compute_s: tuple[float, ...]  # computing
+    wait_s: tuple[float, ...]  # waiting for messages
+    message_s: tuple[float, ...]  # while at least one message was leaving or arriving
+    hidden_s: tuple[float, ...]  # the part of `message_s` during which the device computed
 
     @property
     def overlap(self) -> float:
@@ -239,12 +231,6 @@ def _occurrences(trace: Trace, rows: Ints) -> Ints:
 
 def message_names(kind: Bytes, block: Indices, groups: int, num_blocks: int) -> list[str]:
     """Name messages of an expanded plan for traces: ``"kv 12"``, of several groups ``"kv 12.3"``.
-
-    Args:
-        kind: uint8 ``[X]``, `TransferKind`.
-        block: int32 ``[X]``, rows of the expanded plan's blocks.
-        groups: head groups G.
-        num_blocks: token blocks D of the plan before that.
 
     >>> import numpy as np
     >>> message_names(np.array([0, 2]), np.array([5, 6]), 2, 4)

@@ -20,21 +20,16 @@ MOST_TRIES = 100_000
 
 
 class Deal(NamedTuple):
-    """Runs of all documents, and the load of each unit.
+    """Runs of all documents, and the load of each unit."""
 
-    Attributes:
-        micro_batch, first: of each document: its micro-batch, and the first unit of its run
-            ``[N]``.
-        size: units of each document's run ``[N]``.
-        work, tokens: of each document, on each unit of its run ``[N]``.
-        load, held: work and tokens of every unit ``[M, U]``.
-    """
-
+    # micro_batch, first: of each document: its micro-batch, and the first unit of its run `[N]`
     micro_batch: Ints
     first: Ints
-    size: Ints
+    size: Ints  # units of each document's run `[N]`
+    # work, tokens: of each document, on each unit of its run `[N]`
     work: Floats
     tokens: Floats
+    # load, held: work and tokens of every unit `[M, U]`
     load: FloatTable
     held: FloatTable
 
@@ -66,21 +61,11 @@ def deal(
 ) -> Deal:
     """Choose a run of units for every document: wide ones first, then the longest.
 
+    `size` of a document is a power of two units, or all; `shape`: micro-batches, units of each.
     Each goes to the run with room whose fullest unit has least work. A document that fits nowhere
     goes to the run with the fewest tokens. Then documents move, or change places with others of
     their size, while that relieves the fullest unit of a micro-batch and makes no other micro-batch
-    longer.
-
-    Args:
-        work: of each document, summed over its units ``[N]``.
-        tokens: of each document ``[N]``.
-        size: units of each document ``[N]``: a power of two, or all.
-        shape: micro-batches, and units of each.
-        cap: most tokens of a unit.
-
-    Returns:
-        Where each document runs. Deterministic. Cost: O(N M U + `MOST_TRIES`).
-
+    longer. Deterministic. Cost: O(N M U + `MOST_TRIES`).
     Source: longest processing time first (Graham 1969), with a second resource and exchanges.
 
     >>> one = np.ones(4, np.int64)

@@ -33,44 +33,35 @@ _AGAIN = "write it again with `dcpm step SPEC --lengths FILE --out FILE.dcpstep.
 
 @dataclass(frozen=True, slots=True)
 class StepGroup:
-    """Documents that a group of devices computes together in one micro-batch.
+    """Documents that a group of devices computes together in one micro-batch."""
 
-    Attributes:
-        micro_batch, first, width: the micro-batch and the devices ``first`` to
-            ``first + width - 1``.
-        linear_s, attention_s: seconds on each of these devices.
-        documents, tokens: numbers of the documents, and their lengths.
-    """
-
+    # micro_batch, first, width: the micro-batch and the devices `first` to `first + width - 1`
     micro_batch: int
     first: int
     width: int
+    # linear_s, attention_s: seconds on each of these devices
     linear_s: float
     attention_s: float
+    # documents, tokens: numbers of the documents, and their lengths
     documents: tuple[int, ...]
     tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StepFile:
-    """A planned step as its file holds it.
+    """A planned step as its file holds it."""
 
-    Attributes:
-        policy: name of the chosen level.
-        step_s, over_balance, max_tokens: as of `StepTime`.
-        replicas, context_ranks, stages, micro_batches: of the mesh.
-        groups: by micro-batch, then by first device, wide ones first.
-    """
-
-    policy: str
+    policy: str  # name of the chosen level
+    # step_s, over_balance, max_tokens: as of `StepTime`
     step_s: float
     over_balance: float
     max_tokens: float
+    # replicas, context_ranks, stages, micro_batches: of the mesh
     replicas: int
     context_ranks: int
     stages: int
     micro_batches: int
-    groups: tuple[StepGroup, ...]
+    groups: tuple[StepGroup, ...]  # by micro-batch, then by first device, wide ones first
 
     @property
     def devices(self) -> int:
@@ -79,11 +70,7 @@ class StepFile:
 
 
 def write_step(path: Path, plan: StepPlan, documents: Documents) -> None:
-    """Write a planned step; an older file of this name stays until the new one is whole.
-
-    Raises:
-        PlanFileError: if the file cannot be written.
-    """
+    """Write a planned step; an older file of this name stays until the new one is whole."""
     mesh = plan.assignment.mesh
     groups = [
         {
@@ -106,11 +93,7 @@ def write_step(path: Path, plan: StepPlan, documents: Documents) -> None:
 
 
 def read_step(path: Path) -> StepFile:
-    """Read a planned step.
-
-    Raises:
-        PlanFileError: if the file is missing, larger than `LIMIT_BYTES`, or holds anything else.
-    """
+    """Read a planned step."""
     try:
         # One byte more tells a larger file; a size asked before could have changed since.
         with path.open("rb") as file:

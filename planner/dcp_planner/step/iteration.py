@@ -53,18 +53,13 @@ EXPOSED = 0.30
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """Documents in groups, one row a document, and the width of each group.
+    """Documents in groups, one row a document, and the width of each group."""
 
-    Attributes:
-        tokens, pairs: of each document, float64 ``[N]``.
-        group: of each document, ``[N]``.
-        width: devices of each group, float64 ``[G]``.
-    """
-
+    # tokens, pairs: of each document, float64 `[N]`
     tokens: Floats
     pairs: Floats
-    group: Ints
-    width: Floats
+    group: Ints  # of each document, `[N]`
+    width: Floats  # devices of each group, float64 `[G]`
 
     def sums(self, values: Floats) -> Floats:
         """Add `values` of documents up by group, float64 ``[G]``."""
@@ -161,25 +156,18 @@ HIDING = 0.9
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Predicted seconds of a step; the parts add up to `seconds`.
+    """Predicted seconds of a step; the parts add up to `seconds`."""
 
-    Attributes:
-        linear_s, attention_s: mean over the devices.
-        waiting_s: mean time that devices wait for other devices.
-        bubble_s: pipeline fill and drain.
-        synchronisation_s: collectives that compute does not hide.
-        balance: `seconds` without bubble and synchronisation, over linear part and pairs in perfect
-            balance without messages.
-        max_tokens: the largest number of tokens of a device and micro-batch, over the mean.
-    """
-
+    # linear_s, attention_s: mean over the devices
     linear_s: float
     attention_s: float
-    waiting_s: float
-    bubble_s: float
-    synchronisation_s: float
+    waiting_s: float  # mean time that devices wait for other devices
+    bubble_s: float  # pipeline fill and drain
+    synchronisation_s: float  # collectives that compute does not hide
+    # `seconds` without bubble and synchronisation, over linear part and pairs in perfect balance
+    # without messages
     balance: float
-    max_tokens: float
+    max_tokens: float  # the largest number of tokens of a device and micro-batch, over the mean
 
     @property
     def seconds(self) -> float:

@@ -25,14 +25,8 @@ def nested(narrowest: int, share: float, tolerance: float | None) -> Policy:
     """Deal documents to nested groups of ``narrowest * 2**k`` devices, and of all.
 
     A document gets the fewest devices on which it takes at most `share` of the mean time of a
-    micro-batch, and at most `share` of the tokens that a device may hold.
-
-    Args:
-        narrowest: devices of the smallest groups; divides the devices of the mesh.
-        share: most of a micro-batch's mean time, and of a device's tokens, that a document may
-            take.
-        tolerance: how far above the mean a device's tokens may be, as a share; ``None``: as far as
-            the token budget allows.
+    micro-batch, and at most `share` of the tokens that a device may hold. `tolerance`: how far over
+    the mean a device's tokens may be; ``None``: as far as the token budget allows.
     """
 
     def policy(problem: StepProblem) -> Assignment:
@@ -114,31 +108,17 @@ MOST_PLACES = 10_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan(Drawn):
-    """Assignment of a step's documents, with its predicted time.
+    """Assignment of a step's documents, with its predicted time."""
 
-    Attributes:
-        policy: name of the level that was chosen.
-        assignment: micro-batch and devices of every document.
-        time: predicted.
-        considered: predicted time of every level.
-        group_seconds: linear part and attention of each of the assignment's groups, in order.
-    """
-
-    policy: str
-    assignment: Assignment
-    time: StepTime
-    considered: dict[str, StepTime]
+    policy: str  # name of the level that was chosen
+    assignment: Assignment  # micro-batch and devices of every document
+    time: StepTime  # predicted
+    considered: dict[str, StepTime]  # predicted time of every level
+    # linear part and attention of each of the assignment's groups, in order
     group_seconds: tuple[tuple[float, float], ...]
 
     def batches(self, first: int, width: int) -> tuple[tuple[int, ...], ...]:
-        """Return the documents of the group of devices ``first`` to ``first + width - 1``.
-
-        Returns:
-            Rows of the documents for each micro-batch: the packs of that group's data loader.
-
-        Raises:
-            PlanError: if the devices are no group of this plan in some micro-batch.
-        """
+        """Return the packs of a group's data loader: rows of its documents for each micro-batch."""
         found = {
             micro_batch: tuple(rows.tolist())
             for micro_batch, start, size, rows in self.assignment.groups()
@@ -164,9 +144,6 @@ def levels(
     There are groups of one width, from one device to all, and nested groups from each width on. A
     device holds as many tokens as the budget allows; in levels with even tokens at most
     `EVEN_TOKENS` above the mean. With `widths`, only groups of these numbers of devices.
-
-    Raises:
-        PlanError: if the devices of the mesh do not divide into groups of some width.
     """
     found: dict[str, tuple[Policy, ...]] = {}
     for width in _widths(mesh, documents) if widths is None else widths:
@@ -198,10 +175,6 @@ def plan_step(documents: Documents, setting: StepSetting) -> StepPlan:
     """Assign the documents of one global batch to micro-batches and devices.
 
     Documents move only inside the global batch, so that the sum of its gradients stays as it is.
-
-    Raises:
-        PlanError: if the cluster has another number of devices than the mesh, a document is longer
-            than all devices may hold, or there are fewer documents than micro-batches.
 
     >>> from dcp_planner import Cluster
     >>> from dcp_planner.step.setting import step_model
@@ -269,11 +242,7 @@ def _finished_packs(problem: StepProblem) -> dict[str, tuple[Policy, ...]]:
 
 
 def check_step(documents: Documents, setting: StepSetting) -> None:
-    """Refuse a step that cannot run.
-
-    Raises:
-        PlanError: as `plan_step` says.
-    """
+    """Refuse a step that cannot run."""
     mesh, token_budget = setting.mesh, setting.token_budget
     if setting.cluster.num_devices != mesh.devices:
         raise PlanError(

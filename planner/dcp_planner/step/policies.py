@@ -28,42 +28,28 @@ from dcp_planner.step.setting import Assignment, Documents, StepMesh, StepModel
 
 @dataclass(frozen=True, slots=True)
 class StepSetting:
-    """Settings of a step, without its documents.
+    """Settings of a step, without its documents."""
 
-    Attributes:
-        mesh: replicas, context ranks, micro-batches, pipeline stages.
-        model: the linear part and the attention shape.
-        cluster: of all devices of a stage, node after node.
-        token_budget: most tokens of a replica in one micro-batch.
-        synchronisation: when devices exchange parameters.
-        even_price: how much longer than the fastest plan a plan with even tokens may take, as a
-            share of its time: even tokens need less memory. 0: time alone decides.
-        widths: numbers of devices that a group may have; ``None``: 1, 2, 4, ... up to all, and a
-            width for each document.
-    """
-
-    mesh: StepMesh
-    model: StepModel
-    cluster: Cluster
-    token_budget: int
-    synchronisation: Synchronisation = "micro_batch"
+    mesh: StepMesh  # replicas, context ranks, micro-batches, pipeline stages
+    model: StepModel  # the linear part and the attention shape
+    cluster: Cluster  # of all devices of a stage, node after node
+    token_budget: int  # most tokens of a replica in one micro-batch
+    synchronisation: Synchronisation = "micro_batch"  # when devices exchange parameters
+    # how much longer than the fastest plan a plan with even tokens may take, as a share of its
+    # time: even tokens need less memory. 0: time alone decides.
     even_price: float = 0.05
+    # numbers of devices that a group may have; `None`: 1, 2, 4, ... up to all, and a width for each
+    # document.
     widths: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepProblem:
-    """The input of a policy.
+    """The input of a policy."""
 
-    Attributes:
-        documents: of the global batch.
-        setting: of the step.
-        attention: seconds of each document's pairs on one device, both directions ``[N]``.
-    """
-
-    documents: Documents
-    setting: StepSetting
-    attention: Floats
+    documents: Documents  # of the global batch
+    setting: StepSetting  # of the step
+    attention: Floats  # seconds of each document's pairs on one device, both directions `[N]`
 
     @classmethod
     def of(cls, documents: Documents, setting: StepSetting) -> "StepProblem":

@@ -24,11 +24,7 @@ MOST_FILE_BYTES = 1 << 28
 
 
 def read_lengths(path: str) -> list[int]:
-    """Read a JSON list of document lengths.
-
-    Raises:
-        DatasetError: if the file cannot be read or holds anything else.
-    """
+    """Read a JSON list of document lengths."""
     file = Path(path)
     try:
         if file.stat().st_size > MOST_FILE_BYTES:
@@ -51,12 +47,7 @@ def read_lengths(path: str) -> list[int]:
 def steps_of_lengths(
     lengths: Sequence[int], value: Mask | Stack, token_budget: int, packs: int
 ) -> Iterator[Documents]:
-    """Cut a list of documents into global batches of `packs` packs in order; the rest is left out.
-
-    Raises:
-        DatasetError: if the mask needs other columns than ``len``, or a document exceeds the
-            budget.
-    """
+    """Cut documents into global batches of `packs` packs in order; the rest is left out."""
     counts = _PairCounts()
     for rows in _steps(lengths, token_budget, packs):
         yield _documents([(value, Sample({}, lengths[row])) for row in rows], counts)
@@ -67,18 +58,8 @@ def steps_of_dataset(
 ) -> tuple[Iterator[Documents], int]:
     """Cut a data set into global batches of `packs` packs in order; the rest is left out.
 
-    Args:
-        spec: the masks; each file of the data set has the mask of its `for` statement.
-        dataset: the rows.
-        call: a mask or stack for all files, in place of the `for` statements.
-        token_budget: most tokens of a pack; longer rows are left out, and empty ones.
-        packs: number of packs in a global batch.
-
-    Returns:
-        The documents of each global batch, and how many rows were left out.
-
-    Raises:
-        DatasetError: if a file matches no `for` statement or a row does not fit its mask.
+    Each file has the mask of its `for` statement, or all that of `call`. The second result counts
+    rows that are left out: longer than `token_budget`, or empty.
     """
     if call is None:
         attachments = spec.attachments_of(dataset)
@@ -171,20 +152,14 @@ class PolicyReport:
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """All policies over the same steps.
+    """All policies over the same steps."""
 
-    Attributes:
-        steps: how many.
-        documents: of all steps.
-        policies: `plan_step` first, then the levels that every step allows, then the others.
-        levels: how often each level was chosen.
-        first: documents and plan of the first step; ``None`` if there is no step.
-    """
-
-    steps: int
-    documents: int
+    steps: int  # how many
+    documents: int  # of all steps
+    # `plan_step` first, then the levels that every step allows, then the others
     policies: tuple[PolicyReport, ...]
-    levels: dict[str, int]
+    levels: dict[str, int]  # how often each level was chosen
+    # documents and plan of the first step; `None` if there is no step
     first: tuple[Documents, StepPlan] | None = None
 
     @property
@@ -230,11 +205,7 @@ class StepReport:
 def compare_policies(
     steps: Iterable[Documents], setting: StepSetting, others: Sequence[NamedPolicy]
 ) -> StepReport:
-    """Plan each step, and price other policies on the same documents.
-
-    Raises:
-        PlanError: if a step cannot be run.
-    """
+    """Plan each step, and price other policies on the same documents."""
     times: dict[str, list[StepTime]] = {}
     levels: dict[str, int] = {}
     count = documents = 0
@@ -283,14 +254,7 @@ def batch_seconds(
 ) -> dict[str, float]:
     """Predict one batch: all devices wait for the attention and for the fullest device's tokens.
 
-    Args:
-        model: layers, and the linear part of a token.
-        masks: figures of the batch's plan under each mask.
-        layers: of one cycle of a stack that use each mask; the model's layers repeat the cycle.
-            ``None``: all use the only mask.
-
-    Returns:
-        Seconds by the names of `STEP`.
+    `layers` of a cycle use each mask; the model's layers repeat the cycle. Seconds by `STEP`.
     """
     layer_s = float(np.average([figures.predicted_s for figures in masks], weights=layers))
     # All masks share their owners, so the first one's tokens are those of all.

@@ -15,11 +15,6 @@ from dcp_planner.model.cluster import ModelShape
 class Documents(Record):
     """Lengths and visible pairs, one row a document.
 
-    Attributes:
-        tokens: tokens of each document, int64 ``[N]``, at least 1.
-        pairs: visible pairs of each document in one layer, the mean over a stack's layers, float64
-            ``[N]``.
-
     Raises:
         ValueError: if a column has another type or length.
         PlanError: if a document is empty.
@@ -28,7 +23,8 @@ class Documents(Record):
     [6.0, 3.0]
     """
 
-    tokens: Annotated[Ints, "N"]
+    tokens: Annotated[Ints, "N"]  # tokens of each document, int64 `[N]`, at least 1
+    # visible pairs of each document in one layer, the mean over a stack's layers, float64 `[N]`
     pairs: Annotated[Floats, "N"]
 
     def _check(self) -> None:
@@ -52,21 +48,15 @@ class Documents(Record):
 class StepMesh:
     """Devices and micro-batches of a step.
 
-    Attributes:
-        replicas: data-parallel replicas; in today's recipes each runs one pack of documents in a
-            micro-batch.
-        context_ranks: devices of a replica: the ranks of its context parallelism.
-        micro_batches: micro-batches of a step.
-        stages: pipeline stages; each has ``replicas * context_ranks`` devices.
-
     >>> StepMesh(8, 8, micro_batches=4).devices
     64
     """
 
+    # data-parallel replicas; in today's recipes each runs one pack of documents in a micro-batch
     replicas: int
-    context_ranks: int
-    micro_batches: int = 1
-    stages: int = 1
+    context_ranks: int  # devices of a replica: the ranks of its context parallelism
+    micro_batches: int = 1  # micro-batches of a step
+    stages: int = 1  # pipeline stages; each has `replicas * context_ranks` devices
 
     def __post_init__(self) -> None:
         for name in ("replicas", "context_ranks", "micro_batches", "stages"):
@@ -86,16 +76,13 @@ class Assignment(Record):
     A document runs on the devices ``first`` to ``first + width - 1`` of each pipeline stage.
     Documents of one micro-batch with the same devices form a group: one attention plan.
 
-    Attributes:
-        mesh: devices and micro-batches.
-        micro_batch, first, width: int32 ``[N]``.
-
     Raises:
         ValueError: if a column has another type or length.
         PlanError: if a document is outside the mesh.
     """
 
-    mesh: StepMesh
+    mesh: StepMesh  # devices and micro-batches
+    # micro_batch, first, width: int32 `[N]`
     micro_batch: Annotated[Indices, "N"]
     first: Annotated[Indices, "N"]
     width: Annotated[Indices, "N"]
@@ -134,24 +121,17 @@ class Assignment(Record):
 class StepModel:
     """Costs of one token and of one attention layer, as far as a step's time needs them.
 
-    Attributes:
-        shape: heads of every attention layer.
-        layers: layers with attention; others count in `linear_flops` only.
-        linear_flops: FLOPs of a token outside attention, forward and backward of all layers
-            together.
-        parameter_bytes: bytes that a replica's devices synchronise in each direction.
-        matmul_flops_per_s: FLOPs per second that one device sustains in the linear part.
-
     >>> llama = step_model("llama-8b")
     >>> llama.layers, round(1e6 * llama.linear_seconds(1))
     (32, 83)
     """
 
-    shape: ModelShape
-    layers: int
+    shape: ModelShape  # heads of every attention layer
+    layers: int  # layers with attention; others count in `linear_flops` only
+    # FLOPs of a token outside attention, forward and backward of all layers together
     linear_flops: float
-    parameter_bytes: float
-    matmul_flops_per_s: float
+    parameter_bytes: float  # bytes that a replica's devices synchronise in each direction
+    matmul_flops_per_s: float  # FLOPs per second that one device sustains in the linear part
 
     def __post_init__(self) -> None:
         for name in ("layers", "linear_flops", "parameter_bytes", "matmul_flops_per_s"):
@@ -197,11 +177,7 @@ MODELS = tuple(_SIZES)
 
 
 def step_model(name: str, device: str = "h100") -> StepModel:
-    """Return a preset: 6 FLOPs per token and parameter outside the embedding (Kaplan et al. 2020).
-
-    Raises:
-        PlanError: if there is no such model or device; the message lists all.
-    """
+    """Return a preset: 6 FLOPs a token and parameter outside the embedding (Kaplan et al. 2020)."""
     if name not in _SIZES:
         raise PlanError(
             f"expected a model out of {', '.join(_SIZES)}, got {name!r}{nearest(name, _SIZES)}"

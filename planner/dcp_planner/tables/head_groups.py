@@ -35,9 +35,6 @@ _MOST_TOKENS = 2**31 - 1  # `cu_seqlens` is int32, also that of an expanded batc
 def group_shape(shape: ModelShape, groups: int) -> ModelShape:
     """Compute the heads of one group: a Gth of the query heads, and the key/value heads they read.
 
-    Raises:
-        PlanError: if the heads cannot be cut into so many groups.
-
     >>> part = group_shape(ModelShape(8, 2, 128, 2), 4)
     >>> part.q_heads, part.kv_heads
     (2, 1)
@@ -94,11 +91,7 @@ def first_groups(shape: ModelShape, groups: int) -> Ints:
 
 
 def expand_placement(workload: Workload, placement: Placement) -> tuple[Workload, Placement]:
-    """Expand a workload and its placement in head groups; with one group return both unchanged.
-
-    Raises:
-        PlanError: if the heads cannot be cut into these groups.
-    """
+    """Expand a workload and its placement in head groups; with one group return both unchanged."""
     groups = placement.head_groups
     if groups == 1:
         return workload, placement
@@ -114,11 +107,7 @@ def is_cuttable(workload: Workload, groups: int) -> bool:
 
 
 def _expand_workload(workload: Workload, groups: int) -> Workload:
-    """Build the workload of the expanded batch; O(G (W + D + slabs)).
-
-    Raises:
-        PlanError: if the heads cannot be cut into these groups, or the batch gets too long.
-    """
+    """Build the workload of the expanded batch; O(G (W + D + slabs))."""
     shape, blocks = group_shape(workload.shape, groups), workload.num_blocks
     first = first_groups(workload.shape, groups)
     tokens = int(workload.cu_seqlens[-1])
@@ -142,9 +131,6 @@ def expand_head_groups(plan: Plan) -> Plan:
 
     Row i of tiles and transfers is row i of the plan; block b of group g is block ``g * D + b``.
     Local tokens of a device are those of group 0, then those of group 1, ...
-
-    Raises:
-        PlanError: if the heads cannot be cut into the plan's groups, or columns are missing.
     """
     groups, blocks = plan.head_groups, plan.blocks
     if groups == 1:

@@ -97,15 +97,11 @@ def bytes_per_token(shape: ModelShape, direction: Direction) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceMemory:
-    """Bytes of one attention layer on each device, int64 ``[R]``.
+    """Bytes of one attention layer on each device, int64 ``[R]``."""
 
-    Attributes:
-        saved: q, k, v, out and log-sum-exp of the own tokens, kept from forward to backward.
-        forward, backward: held while a direction runs, the saved tensors among them: own tensors
-            and their copies in working buffers, receive buffers, partial sums, results.
-    """
-
-    saved: Ints
+    saved: Ints  # q, k, v, out and log-sum-exp of the own tokens, kept from forward to backward
+    # forward, backward: held while a direction runs, the saved tensors among them: own tensors and
+    # their copies in working buffers, receive buffers, partial sums, results
     forward: Ints
     backward: Ints
 
@@ -158,56 +154,39 @@ def _buffers(rows: Ints, own: Ints, shape: ModelShape, direction: Direction) -> 
 
 @dataclass(frozen=True, slots=True)
 class DirectionMetrics:
-    """Bytes that one direction moves.
+    """Bytes that one direction moves."""
 
-    Attributes:
-        total_bytes: between all devices.
-        inter_node_bytes: the part that crosses the network.
-        bytes_by_kind: per `TransferKind` in lower case.
-        sent_bytes, received_bytes: per device.
-        peak_buffer_bytes: per device, the receive buffers that it allocates.
-    """
-
-    total_bytes: int
-    inter_node_bytes: int
-    bytes_by_kind: dict[str, int]
+    total_bytes: int  # between all devices
+    inter_node_bytes: int  # the part that crosses the network
+    bytes_by_kind: dict[str, int]  # per `TransferKind` in lower case
+    # sent_bytes, received_bytes: per device
     sent_bytes: tuple[int, ...]
     received_bytes: tuple[int, ...]
-    peak_buffer_bytes: tuple[int, ...]
+    peak_buffer_bytes: tuple[int, ...]  # per device, the receive buffers that it allocates
 
 
 @dataclass(frozen=True, slots=True)
 class PlanMetrics:
-    """A plan in numbers; one tuple entry per device.
+    """A plan in numbers; one tuple entry per device."""
 
-    Attributes:
-        partitioner: name of the partitioner.
-        tokens, blocks, tiles: sizes of the batch; a tile of every head group counts.
-        pairs: visible pairs.
-        density: pairs over those of a causal mask on each whole sequence.
-        full_density: pairs over those of the whole square of each sequence.
-        flops: forward FLOPs per device.
-        owned_tokens: tokens per device.
-        compute_imbalance, token_imbalance: most over mean; 1 is level. Work counts relative to the
-            device's rate: 0.8 of the mean work is level on a device at 0.8 of the mean rate.
-        forward, backward: bytes.
-        warnings: caps that are not met.
-    """
-
-    partitioner: str
+    partitioner: str  # name of the partitioner
+    # tokens, blocks, tiles: sizes of the batch; a tile of every head group counts
     tokens: int
     blocks: int
     tiles: int
-    pairs: int
-    density: float
-    full_density: float
-    flops: tuple[float, ...]
-    owned_tokens: tuple[int, ...]
+    pairs: int  # visible pairs
+    density: float  # pairs over those of a causal mask on each whole sequence
+    full_density: float  # pairs over those of the whole square of each sequence
+    flops: tuple[float, ...]  # forward FLOPs per device
+    owned_tokens: tuple[int, ...]  # tokens per device
+    # compute_imbalance, token_imbalance: most over mean; 1 is level. Work counts relative to the
+    # device's rate: 0.8 of the mean work is level on a device at 0.8 of the mean rate.
     compute_imbalance: float
     token_imbalance: float
+    # forward, backward: bytes
     forward: DirectionMetrics
     backward: DirectionMetrics
-    warnings: tuple[str, ...]
+    warnings: tuple[str, ...]  # caps that are not met
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as a JSON object; `Any`: numbers, lists, texts and objects."""

@@ -52,18 +52,13 @@ class TransferKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Blocks(Record):
-    """Token blocks: the unit of ownership (q, k, v, out, lse of its tokens live together).
+    """Token blocks: the unit of ownership (q, k, v, out, lse of its tokens live together)."""
 
-    Attributes:
-        sequence: int32 ``[D]``, sequence of the batch.
-        start, end: int64 ``[D]``, tokens of the packed batch; blocks tile it in order.
-        owner: int32 ``[D]``, device.
-    """
-
-    sequence: Annotated[Indices, "D"]
+    sequence: Annotated[Indices, "D"]  # sequence of the batch
+    # start, end: int64 `[D]`, tokens of the packed batch; blocks tile it in order
     start: Annotated[Ints, "D"]
     end: Annotated[Ints, "D"]
-    owner: Annotated[Indices, "D"]
+    owner: Annotated[Indices, "D"]  # device
 
     def __len__(self) -> int:
         return len(self.owner)
@@ -76,25 +71,17 @@ class Blocks(Record):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputeBlocks(Record):
-    """Compute blocks: the non-empty tiles of the attention matrix, the unit of computation.
+    """Compute blocks: the non-empty tiles of the attention matrix, the unit of computation."""
 
-    Attributes:
-        q_block, kv_block: int32 ``[W]``, rows of `Blocks`; sorted by (group, q_block, kv_block).
-        kind: uint8 ``[W]``, `BlockKind`.
-        pairs: int64 ``[W]``, visible pairs.
-        device: int32 ``[W]``, device that computes the tile, forward and backward.
-        division: int32 ``[W]``, division in which it is computed, forward.
-        backward_division: int32 ``[W]``, the same in backward.
-        group: uint8 ``[W]``, head group that is computed; ``None`` in a plan of one group.
-    """
-
+    # q_block, kv_block: int32 `[W]`, rows of `Blocks`; sorted by (group, q_block, kv_block)
     q_block: Annotated[Indices, "W"]
     kv_block: Annotated[Indices, "W"]
-    kind: Annotated[Bytes, "W"]
-    pairs: Annotated[Ints, "W"]
-    device: Annotated[Indices, "W"]
-    division: Annotated[Indices, "W"]
-    backward_division: Annotated[Indices, "W"]
+    kind: Annotated[Bytes, "W"]  # `BlockKind`
+    pairs: Annotated[Ints, "W"]  # visible pairs
+    device: Annotated[Indices, "W"]  # device that computes the tile, forward and backward
+    division: Annotated[Indices, "W"]  # division in which it is computed, forward
+    backward_division: Annotated[Indices, "W"]  # the same in backward
+    # head group that is computed; `None` in a plan of one group
     group: Annotated[Bytes | None, "W"] = None
 
     def _check(self) -> None:
@@ -113,32 +100,25 @@ class Transfers(Record):
     computes with the block. Results travel the same tree back and are merged where they meet.
     Devices may pass on a block that they do not compute with. A device may receive a block again in
     a later division: the module `visits` finds the receive that a tile or a result belongs to.
-
-    Attributes:
-        is_backward: bool ``[X]``.
-        kind: uint8 ``[X]``, `TransferKind`.
-        block: int32 ``[X]``, row of `Blocks`.
-        source, target: int32 ``[X]``, devices.
-        division: int32 ``[X]``: an input arrives before the target computes this division, a result
-            leaves after the source has computed it.
-        size_bytes: int64 ``[X]``.
-        hop: uint8 ``[X]``: 0 if the source itself made the data, else more than the hop of every
-            transfer that brought the source what this transfer passes on.
-        slot: int32 ``[X]``, first token row of the transfer in the target's receive buffer of its
-            direction and kind.
-        group: uint8 ``[X]``, head group of the data; for keys that several groups read, the first
-            of these. ``None`` in a plan of one group.
     """
 
     is_backward: Annotated[Bools, "X"]
-    kind: Annotated[Bytes, "X"]
-    block: Annotated[Indices, "X"]
+    kind: Annotated[Bytes, "X"]  # `TransferKind`
+    block: Annotated[Indices, "X"]  # row of `Blocks`
+    # source, target: int32 `[X]`, devices
     source: Annotated[Indices, "X"]
     target: Annotated[Indices, "X"]
+    # an input arrives before the target computes this division, a result leaves after the source
+    # has computed it
     division: Annotated[Indices, "X"]
     size_bytes: Annotated[Ints, "X"]
+    # 0 if the source itself made the data, else more than the hop of every transfer that brought
+    # the source what this transfer passes on
     hop: Annotated[Bytes, "X"]
+    # first token row of the transfer in the target's receive buffer of its direction and kind
     slot: Annotated[Indices, "X"]
+    # head group of the data; for keys that several groups read, the first of these. `None` in a
+    # plan of one group.
     group: Annotated[Bytes | None, "X"] = None
 
     def __len__(self) -> int:

@@ -36,27 +36,16 @@ _CLASSES: tuple[type[Instruction], ...] = (Copy, CommLaunch, CommWait, Attention
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ProgramTable(Record):
-    """Instructions of one or both directions, sorted by (is_backward, device, position).
-
-    Attributes:
-        is_backward: bool ``[I]``.
-        device: int32 ``[I]``.
-        position: int32 ``[I]``, place in the program, from 0.
-        op: uint8 ``[I]``, index into `OPS`.
-        key: int32 ``[I]``, key of a launch or wait, else -1.
-        division: int32 ``[I]``, or -1 for a copy.
-        item_ptr: int64 ``[I+1]``, the items of row i are ``items[item_ptr[i]:item_ptr[i+1]]``.
-        items: int32 ``[N]``, blocks of a copy, tiles of an attention, transfers of a launch or a
-            reduction.
-    """
+    """Instructions of one or both directions, sorted by (is_backward, device, position)."""
 
     is_backward: Annotated[Bools, "I"]
     device: Annotated[Indices, "I"]
-    position: Annotated[Indices, "I"]
-    op: Annotated[Bytes, "I"]
-    key: Annotated[Indices, "I"]
-    division: Annotated[Indices, "I"]
-    item_ptr: Annotated[Ints, "I+1"]
+    position: Annotated[Indices, "I"]  # place in the program, from 0
+    op: Annotated[Bytes, "I"]  # index into `OPS`
+    key: Annotated[Indices, "I"]  # key of a launch or wait, else -1
+    division: Annotated[Indices, "I"]  # or -1 for a copy
+    item_ptr: Annotated[Ints, "I+1"]  # the items of row i are `items[item_ptr[i]:item_ptr[i+1]]`
+    # blocks of a copy, tiles of an attention, transfers of a launch or a reduction
     items: Annotated[Indices, "N"]
 
     def _check(self) -> None:
@@ -138,9 +127,7 @@ class Programs(Sequence[DeviceProgram]):
 def tabulate_programs(plan: Plan, direction: Direction | None = None) -> ProgramTable:
     """Write programs as a table; O(instructions + items), O(1) for a direction with a table.
 
-    Args:
-        plan: any plan.
-        direction: only this one; ``None`` for forward, then backward.
+    Without a direction: forward, then backward.
     """
     if direction is not None:
         programs = plan.programs(direction)
@@ -185,11 +172,7 @@ def _tabulate(is_backward: bool, programs: Sequence[DeviceProgram]) -> ProgramTa
 
 
 def restore_programs(table: ProgramTable, num_devices: int) -> tuple[Programs, Programs]:
-    """Rebuild the forward and backward programs; the inverse of `tabulate_programs`.
-
-    Raises:
-        ValueError: if rows are out of order or a device is out of range.
-    """
+    """Rebuild the forward and backward programs; the inverse of `tabulate_programs`."""
     place = np.lexsort((table.position, table.device, table.is_backward))
     if not np.array_equal(place, np.arange(len(table))):
         raise ValueError("instructions: expected rows sorted by direction, device and position")

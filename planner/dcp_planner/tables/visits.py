@@ -22,19 +22,13 @@ _KEYS = np.array([kind in (TransferKind.KV, TransferKind.DKV) for kind in Transf
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Visits:
-    """The transfers that serve tiles, results and messages, in both directions.
+    """The transfers that serve tiles, results and messages, in both directions."""
 
-    Attributes:
-        read_by: of queries and of keys: the input that each tile reads, int64 ``[2, W]``, or -1.
-        input_of: the input whose sums each result takes home, int64 ``[X]``, or -1.
-        merged_into: the result that each partial result is merged into, int64 ``[X]``, or -1.
-        feeder: the input that brought each passed-on input to its source, int64 ``[X]``, or -1.
-    """
-
+    # of queries and of keys: the input that each tile reads, int64 `[2, W]`, or -1
     read_by: tuple[Ints, Ints]
-    input_of: Ints
-    merged_into: Ints
-    feeder: Ints
+    input_of: Ints  # the input whose sums each result takes home, int64 `[X]`, or -1
+    merged_into: Ints  # the result that each partial result is merged into, int64 `[X]`, or -1
+    feeder: Ints  # the input that brought each passed-on input to its source, int64 `[X]`, or -1
 
     @classmethod
     def of(cls, plan: Plan) -> "Visits":
@@ -56,13 +50,8 @@ class Visits:
 def inputs_of_tiles(tiles: ComputeBlocks, transfers: Transfers) -> tuple[Ints, Ints]:
     """Find the transfers that bring each tile its queries and its keys; O((W + X) log X).
 
-    Args:
-        tiles: of one head group.
-        transfers: likewise; one direction or both.
-
-    Returns:
-        Two int64 ``[2, W]``, of queries and of keys: rows of `transfers` in forward and in
-        backward, -1 where nothing brings the block to the tile's device.
+    Two int64 ``[2, W]``, of queries and of keys: rows of `transfers` in forward and in backward, -1
+    where nothing brings the block to the tile's device.
     """
     return _of_tiles(_inputs(transfers), tiles)
 
@@ -144,19 +133,12 @@ def _place(
 
 
 class _Index(NamedTuple):
-    """Rows of a table, sorted by their place, then by their division.
+    """Rows of a table, sorted by their place, then by their division."""
 
-    Attributes:
-        rows: int64 ``[N]``, in this order.
-        place: int64 ``[N]``, of each.
-        known: the divisions that occur, rising.
-        keys: int64 ``[N]``, place, and rank of the division among `known`, in one number; rising.
-    """
-
-    rows: Ints
-    place: Ints
-    known: Ints
-    keys: Ints
+    rows: Ints  # `[N]`, in this order
+    place: Ints  # `[N]`, of each
+    known: Ints  # the divisions that occur, rising
+    keys: Ints  # `[N]`, place, and rank of the division among `known`, in one number; rising
 
     @classmethod
     def of(cls, rows: Ints, place: Ints, division: NDArray[np.integer]) -> "_Index":
@@ -167,11 +149,9 @@ class _Index(NamedTuple):
         return cls(rows[order], place[order], known, keys[order])
 
     def latest(self, wanted: Ints, at: NDArray[np.integer]) -> Ints:
-        """Find the row of each wanted place with the greatest division that is not above `at`.
+        """Find the row of each wanted place with the greatest division not above `at`; O(M log N).
 
-        Returns:
-            int64 ``[M]``: the first row of the place if none is early enough, -1 if it has none.
-            O(M log N).
+        The first row of the place if none is early enough, -1 if it has none.
 
         >>> index = _Index.of(np.arange(3), np.array([7, 7, 8]), np.array([1, 5, 2]))
         >>> index.latest(np.array([7, 7, 7, 8, 9]), np.array([0, 4, 5, 2, 0])).tolist()

@@ -26,23 +26,16 @@ _LOG_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgram:
-    """The program of a worker process, with its arguments and limits.
+    """The program of a worker process, with its arguments and limits."""
 
-    Attributes:
-        entry: ``"module:function"``; the function makes the handler of the requests (`program`).
-        arguments: of the function.
-        memory_bytes: limit of memory for data; beyond it Python raises `MemoryError`.
-        environment: variables in addition to those of this process.
-        files: file descriptors that the process inherits under the same numbers.
-        is_quiet: keep its output for messages, and do not show it on standard error.
-    """
-
-    entry: str
-    arguments: tuple[str, ...] = ()
+    entry: str  # `"module:function"`; the function makes the handler of the requests (`program`)
+    arguments: tuple[str, ...] = ()  # of the function
+    # limit of memory for data; beyond it Python raises `MemoryError`
     memory_bytes: int | None = None
+    # variables in addition to those of this process
     environment: Mapping[str, str] = field(default_factory=dict)
-    files: tuple[int, ...] = ()
-    is_quiet: bool = False
+    files: tuple[int, ...] = ()  # file descriptors that the process inherits under the same numbers
+    is_quiet: bool = False  # keep its output for messages, and do not show it on standard error
 
     def start(self, number: int) -> "subprocess.Popen[bytes]":
         """Start a process that serves the socket of this number."""
@@ -116,13 +109,7 @@ class WorkerProcess:
         self._deadline = time.monotonic() + limit_s
 
     def receive(self) -> Answer:
-        """Wait for a frame.
-
-        Raises:
-            TimeoutError: if it is not there in time.
-            EOFError, ConnectionError: if the process ended or closed its end.
-            FrameError: if something else arrives.
-        """
+        """Wait for a frame."""
         poll = select.poll()  # `select` takes no descriptor beyond 1023
         poll.register(self._output, select.POLLIN)
         while (frame := self._frames.take()) is None:

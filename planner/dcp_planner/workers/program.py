@@ -42,9 +42,6 @@ class FrameError(DCPError):
 def pack_frame(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
     r"""Encode a frame; `Any`: JSON values.
 
-    Raises:
-        FrameError: if it is too large.
-
     >>> pack_frame({"a": 1}, b"xy")
     b'\x07\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00{"a":1}xy'
     """
@@ -70,11 +67,7 @@ class FrameBuffer:
         self._data += data
 
     def take(self) -> Answer | None:
-        """Take the next frame out, ``None`` if it is not whole yet.
-
-        Raises:
-            FrameError: if the bytes are no frame.
-        """
+        """Take the next frame out, ``None`` if it is not whole yet."""
         if len(self._data) < _SIZES.size:
             return None
         text_size, blob_size = _SIZES.unpack_from(self._data)

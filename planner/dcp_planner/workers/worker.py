@@ -83,11 +83,7 @@ class Worker:
         )
 
     def start(self) -> WorkerProcess:
-        """Start the process if there is none, without waiting until it is ready.
-
-        Raises:
-            WorkerLost: if it cannot be started, or the worker was closed.
-        """
+        """Start the process if there is none, without waiting until it is ready."""
         with self._lock:
             self._refuse()
             if self._process is None or not self._process.is_running:
@@ -116,18 +112,9 @@ class Worker:
         blob: bytes = b"",
         on_note: Callable[[Any], object] = lambda _: None,
     ) -> Answer:
-        """Send a request and return the answer.
+        """Send a request and return the answer; `on_note` gets each note that comes before it.
 
-        Args:
-            message: JSON values.
-            limit_s: time limit, from when the process is ready; after it the process is ended.
-            blob: bytes that go with the message.
-            on_note: called with each note that the worker sends while it works.
-
-        Raises:
-            TaskError: if the worker refuses the request.
-            WorkerOverdue: if it takes too long.
-            WorkerLost: if the process is lost; the next call starts another.
+        `limit_s` counts from when the process is ready; after it the process is ended.
         """
         frame = pack_frame(message, blob)
         with self._turn:
@@ -211,11 +198,7 @@ class WorkerPool:
         )
 
     def submit(self, task: Callable[[Worker], _T]) -> "Future[_T]":
-        """Run a task with the next free worker; the future has its result or its exception.
-
-        Raises:
-            WorkerLost: if the pool is closed.
-        """
+        """Run a task with the next free worker; the future has its result or its exception."""
         if self.is_closed:
             raise WorkerLost("these worker processes are closed; make new ones")
         with self._starting:

@@ -168,6 +168,8 @@ def test_results(told, snapshots):
         "compare near.dcpplan tight.dcpplan --model llama-8b --fail-if makespan>+2% "
         "--fail-if step_s>+50% --fail-if forward_bytes<1e9",
         "compare far.dcpplan far.dcpplan",
+        f"plan a.dcpm {CAUSAL.replace('causal', 'local')} {TWO} --heads 2/1/8 --out thin.dcpplan",
+        "compare far.dcpplan thin.dcpplan",
         "compare far.dcpplan shared.dcpplan --model llama-8b",
         "compare local.dcpplan far.dcpplan --fail-if forward_inter_bytes>+5% --fail-if makespan<1",
         "compare alone.dcpplan alone.dcpplan --model llama-8b --fail-if makespan>0 --json",

@@ -1,19 +1,17 @@
 """Commands that read plans: `simulate`, `compare`, `why`, `validate`."""
 
 import dataclasses
-import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import pytest
-from command_runs import planned, run
+from command_runs import SMALL, SPEC, run
 
-from dcp_planner import (
-    read_plan,
-    write_plan,
-)
+from dcp_planner import read_plan, write_plan
 from dcp_planner.causes import diagnosis as causes_found
 from dcp_planner.commands.compare import compare
 from dcp_planner.commands.plan import plan as plan_command
@@ -35,6 +33,25 @@ def test_a_reader_that_leaves_early_ends_a_command_with_1_and_no_word(pair, form
             stdout=closed, stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.fixture(scope="module")
+def pair_made_once(tmp_path_factory):
+    made = tmp_path_factory.mktemp("pair")
+    (made / "a.dcpm").write_text(SPEC)
+    for name in ("contiguous", "zigzag"):
+        result = run(
+            plan_command, made / "a.dcpm", "--sample", '{"len": 400}', *SMALL, "--mask", "causal",
+            "--backend", f"static:{name}", "--out", made / f"{name}.dcpplan",
+        )  # fmt: skip
+        assert result.exit_code == 0, result.output
+    return made / "contiguous.dcpplan", made / "zigzag.dcpplan"
+
+
+@pytest.fixture
+def pair(folder, pair_made_once):
+    """Two plans of one batch: contiguous and zigzag."""
+    return tuple(Path(shutil.copy(path, folder)) for path in pair_made_once)
 
 
 def test_why_diagnoses_each_plan_once(pair, monkeypatch):
@@ -86,36 +103,6 @@ def test_compare_fits_long_file_names_into_80_columns(pair):
     assert lines[3].split() == ["first", "second", "change"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "differ"),
-    [
-        ("--mask local", ["other masks"]),
-        ("--mask causal --sample len=40", ["batches of other lengths"]),
-        ("--mask causal --cluster 1x3 --heads 2/1/8", ["other model shapes", "other clusters"]),
-        ("--mask causal --cluster 1x3", ["other clusters"]),
-    ],
-)
-def test_compare_says_what_differs_and_explains_plans_of_one_batch(folder, pair, arguments, differ):
-    sample = () if "--sample" in arguments else ("--sample", "len = 400")
-    result, other = planned(folder, *arguments.split(), *sample)
-    assert result.exit_code == 0, result.output
-    document = json.loads(run(compare, pair[0], other, "--json").stdout)
-    assert document["notes"] == [f"the two plans are for {what}" for what in differ]
-    assert document["same_lengths"] == ("batches of other lengths" not in differ)
-    is_explained = differ == ["other clusters"]
-    assert (document["cause"]["reason"] is not None) == is_explained
-    assert ("The plans compute different pairs" in document["cause"]["text"]) != is_explained
-
-
-def test_compare_fails_if_a_condition_holds(pair):
-    holding = ["compute_imbalance<-10%", "compute_imbalance<1.4", "forward_bytes>-100%"]
-    others = ["makespan>+20%", "compute_imbalance > 1.4", "forward_inter_bytes>+5%"]
-    asked = [part for text in (*others, *holding) for part in ("--fail-if", text)]
-    result = run(compare, *pair, *asked, "--json")
-    assert (result.exit_code, json.loads(result.stdout)["failed"]) == (1, holding)
-    assert run(compare, *pair, *asked[:6]).exit_code == 0
-
-
 def test_texts_of_a_plan_are_printed_as_they_are(pair):
     plan = read_plan(pair[0]).plan
     cluster = dataclasses.replace(plan.cluster, name="a [bold]b[/x]")
@@ -125,7 +112,3 @@ def test_texts_of_a_plan_are_printed_as_they_are(pair):
     assert result.exit_code == 0, result.output
     assert "devices of a [bold]b[/x]" in result.stdout
     assert "warning: less [/y]" in result.stdout
-
-
-def test_simulate_notes_nothing_where_a_cluster_has_the_devices_of_the_plan(pair):
-    assert "note:" not in run(simulate_command, pair[0], "--cluster", "1x2").stderr
