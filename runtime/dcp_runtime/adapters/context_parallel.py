@@ -120,10 +120,7 @@ class DCPLoadBalancer(_LoadBalancer):
         return _tokens_of(self._order, self.block).to(self.device)
 
     def _generate_indices(self, restore: bool = False) -> Tensor:
-        """Return the token at each place, or with `restore` the place of each token.
-
-        int64 ``[rows, tokens]``; place ``i`` belongs to rank ``i // (tokens // ranks)``.
-        """
+        """Return the token at each place, or each token's place, int64 ``[rows, tokens]``."""
         # The inverse of a permutation is the order that sorts it.
         return torch.argsort(self._indices, dim=1) if restore else self._indices
 

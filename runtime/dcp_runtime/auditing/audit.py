@@ -10,11 +10,7 @@ from dcp_runtime.auditing.runs import AuditOrder, run_script
 
 
 def audit_script(order: AuditOrder) -> list[AuditFinding]:
-    """Run a script on ranks of this machine and on one process, and compare.
-
-    Raises:
-        RunError: if a run fails, or takes no step of an optimizer.
-    """
+    """Run a script on ranks of this machine and on one process, and compare."""
     with tempfile.TemporaryDirectory(prefix="dcpm-audit-") as name:
         # One process reads the batches of all ranks one by one, where they read their own.
         single = replace(order, words=order.alone or order.words, ranks=1)

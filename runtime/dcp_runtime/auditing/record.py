@@ -135,11 +135,7 @@ class Run:
 
 
 def read_run(folder: Path, ranks: int) -> Run:
-    """Read the records of a run.
-
-    Raises:
-        RunError: if a rank recorded no step of an optimizer.
-    """
+    """Read the records of a run."""
     steps, logs = [], []
     for rank in range(ranks):
         own = folder / f"rank-{rank}"

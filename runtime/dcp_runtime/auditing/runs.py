@@ -32,11 +32,7 @@ class AuditOrder:
 
 
 def run_script(order: AuditOrder, folder: Path) -> Run:
-    """Run a script until its steps are recorded, and read the records.
-
-    Raises:
-        RunError: if a rank fails or takes too long, or no optimizer took a step.
-    """
+    """Run a script until its steps are recorded, and read the records."""
     folder.mkdir(parents=True)
     port = _free_port()
     processes = [_start(order, rank, folder, port) for rank in range(order.ranks)]

@@ -35,11 +35,7 @@ def describe_content(
 ) -> str:
     """Return a line with the rows of a batch and a fingerprint of all that ranks train on.
 
-    Args:
-        rows: their numbers in the data set.
-        num_targets: of the global batch.
-        columns: tokens, targets and positions of all rows.
-        extra: the extra columns of all rows, by name.
+    `columns` are tokens, targets and positions of all rows.
     """
     shown = ", ".join(map(str, rows[:SHOWN_ROWS])) or "none"
     if len(rows) > SHOWN_ROWS:
@@ -110,25 +106,16 @@ def _weights(bits: int) -> Ints:
 
 
 class DataHashes(NamedTuple):
-    """Hashes of a data set and its masks; an empty text where nothing can be known.
+    """Hashes of a data set and its masks; an empty text where nothing can be known."""
 
-    Attributes:
-        tokens: of some rows.
-        masks: of the masks of these rows, or of all masks of a stream.
-    """
-
-    tokens: str
-    masks: str
+    tokens: str  # of some rows
+    masks: str  # of these rows, or all masks of a stream
 
 
 def hash_data(
     rows: IndexedRows | StreamedRows, mask_fn: MaskFunction, resolve: Resolver
 ) -> DataHashes:
-    """Read some rows of a data set and return their hashes.
-
-    Raises:
-        DatasetError: if a row is gone, or has changed its length.
-    """
+    """Read some rows of a data set and return their hashes."""
     if isinstance(rows, StreamedRows):
         return DataHashes("", _hash_text(_describe(mask_fn)))
     places = np.linspace(0, max(0, len(rows) - 1), min(SAMPLED_ROWS, len(rows)))
@@ -188,18 +175,12 @@ def _hash_text(*texts: str) -> str:
 
 @dataclass(frozen=True)
 class DataIdentity:
-    """What names the data of a loader: equal names give equal global batches.
-
-    Attributes:
-        rows, mask_fn, resolve: of the data set.
-        packing: with the number of replicas as found: None and what it stands for pack alike.
-        policy: for bad rows.
-    """
+    """What names the data of a loader: equal names give equal global batches."""
 
     rows: IndexedRows | StreamedRows
     mask_fn: MaskFunction
     resolve: Resolver
-    packing: Packing
+    packing: Packing  # with the number of replicas as found: None and what it stands for pack alike
     policy: RowPolicy
 
     @cached_property

@@ -101,14 +101,9 @@ class Dealing:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Documents that some devices compute together in one micro-batch.
+    """Documents that devices ``first`` to ``first + width - 1`` compute in a micro-batch."""
 
-    Attributes:
-        documents: their numbers, rising.
-        first, width: devices ``first`` to ``first + width - 1``.
-    """
-
-    documents: tuple[int, ...]
+    documents: tuple[int, ...]  # their numbers, rising
     first: int
     width: int
 
@@ -116,14 +111,11 @@ class Share:
 class Dealt(NamedTuple):
     """The result of dealing: the documents of each share of each micro-batch.
 
-    Attributes:
-        micro_batches: for each its shares, by their first device; a group without documents has
-            none.
-        overflow: tokens that a replica would have got by work, if more than its budget: packs were
-            dealt in turn then. Else 0.
+    `overflow` counts the tokens that a replica would have got by work, if more than its budget:
+    packs were dealt in turn then.
     """
 
-    micro_batches: list[list[Share]]
+    micro_batches: list[list[Share]]  # shares by first device; none without documents
     overflow: int = 0
 
 

@@ -62,19 +62,7 @@ def role_by_name(name: str) -> Role | None:
 def check_mask(
     rules: RowRules, name: str, role: Role, values: Values, counted: Bools, *, has_labels: bool
 ) -> None:
-    """Refuse a column that leaves out tokens which the loss counts.
-
-    Args:
-        rules: name the columns that the loader reads.
-        name: of the column.
-        role: what it says.
-        values: numbers ``[n]``.
-        counted: bool ``[n]``, whether the loss counts a token as a target.
-        has_labels: whether labels were read.
-
-    Raises:
-        RunError: naming the column, and how to read it.
-    """
+    """Refuse a column that leaves out tokens which the loss counts, bool ``[n]`` in `counted`."""
     if role == "counted" and not np.isin(values, (0, 1)).all():
         role = "weights" if ((values >= 0) & (values <= 1)).all() else "counted"
     if (out := _left_out(role, values)) is None:
@@ -114,12 +102,7 @@ def check_labels(name: str, values: Ints, tokens: Ints, counted: Bools) -> bool:
     """Refuse a column of any name that can only hold labels, if it leaves out targets.
 
     Labels are -100 for some tokens, and for the others their ids, or those of the next tokens.
-
-    Returns:
-        Whether the column may hold labels.
-
-    Raises:
-        RunError: naming the column, and how to read it.
+    Returns whether the column may hold labels.
     """
     if values.shape != tokens.shape:
         return False

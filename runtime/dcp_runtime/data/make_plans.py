@@ -62,13 +62,7 @@ class BoundSequence(NamedTuple):
 
 
 def plan_request(request: PlanRequest) -> PlanReply:
-    """Compile the masks of global batches, deal their sequences, and plan each micro-batch.
-
-    Raises:
-        DatasetError: naming the row, if a sequence does not fit its mask and none may be left out;
-            or if the stacks of a batch do not go together.
-        DCPError: if the batch cannot be planned.
-    """
+    """Compile the masks of global batches, deal their sequences, and plan each micro-batch."""
     masks = list(map(_mask, request.masks))
     kept: list[BoundSequence] = []
     left_out = []
@@ -321,10 +315,8 @@ TILE = 64
 def hidden_and_seen(sequences: Sequence[Iterable[Form]]) -> tuple[Runs, Runs]:
     """Return the tokens that the next token never sees, and those that the token before sees.
 
-    Both as packed positions. A token sees another one if it does in at least one layer.
-
-    Args:
-        sequences: for each sequence of the batch the masks of its layers.
+    Both as packed positions. A token sees another one if it does in at least one of the masks that
+    the layers of its sequence have.
 
     >>> own = Slabs(4, [0, 2], [2, 4], [0, 2], [1, 3], [0, 0], [1, 1])  # two documents of 2 tokens
     >>> both = Slabs(4, [0, 2], [2, 4], [0, 2], [2, 4], [0, 0], [0, 0])  # seen in both directions

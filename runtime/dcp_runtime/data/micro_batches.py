@@ -25,25 +25,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class WindowTaker:
-    """Takes the plans of windows, and finds what this rank trains on.
-
-    Attributes:
-        plans: where plans come from.
-        screening: records sequences that do not fit their mask.
-        targets: finds targets.
-        device: this rank, counted over all replicas.
-        token_budget: of a replica in a micro-batch, for a message.
-        identity: names the data.
-        compares: whether to compare the first window with other replicas.
-    """
+    """Takes the plans of windows, and finds what this rank trains on."""
 
     plans: PlanSource
     screening: Screening
     targets: TargetFinder
-    device: int
-    token_budget: int
+    device: int  # this rank, counted over all replicas
+    token_budget: int  # of a replica in a micro-batch, for a message
     identity: DataIdentity
-    compares: bool
+    compares: bool  # the first window with other replicas
     _has_overflown: bool = field(default=False, init=False)
 
     def take(self, window: DealingWindow, queued: int) -> "WindowPlans":
@@ -94,23 +84,14 @@ class WindowTaker:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlans:
-    """This rank's parts of the micro-batches of a window.
-
-    Attributes:
-        window: with all its sequences.
-        planned: its plans.
-        kept: its sequences without those that do not fit their mask.
-        targets: positions of the targets of each kept sequence.
-        device: this rank, counted over all replicas.
-        facts: figures of planning the window, for the record of each step.
-    """
+    """This rank's parts of the micro-batches of a window."""
 
     window: DealingWindow
     planned: PlanReply
-    kept: Sequence[PackedSequence]
-    targets: Sequence[Ints]
-    device: int
-    facts: Mapping[str, float]
+    kept: Sequence[PackedSequence]  # sequences that fit their mask
+    targets: Sequence[Ints]  # positions of those of each kept sequence
+    device: int  # this rank, counted over all replicas
+    facts: Mapping[str, float]  # of planning the window, for the record of each step
 
     @property
     def numbers(self) -> range:

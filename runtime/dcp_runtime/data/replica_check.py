@@ -22,13 +22,10 @@ def is_known(planning: Planning, replicas: Replicas) -> bool:
 
 
 def compare_replicas(device: int, note: str) -> None:
-    """Compare a note with that of the rank that came first.
+    """Compare a note with that of the rank that came first, n-th call with n-th call.
 
-    The n-th call of every rank is compared. No rank waits for another one: the first leaves its
-    note, and ranks that come later raise before they train, so that no step mixes different data.
-
-    Raises:
-        RunError: if the notes differ, or the store of all ranks is lost.
+    No rank waits for another one: the first leaves its note, and ranks that come later raise before
+    they train, so that no step mixes different data.
     """
     store = open_store(None, "dcp-replicas", TIMEOUT_S)
     try:

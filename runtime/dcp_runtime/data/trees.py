@@ -246,22 +246,14 @@ def _joined(parts: Sequence[Any]) -> Any:  # Any: lists or arrays
 
 
 def check_name(path: str | Path) -> None:
-    """Refuse a file to which trees cannot be written, before the work.
-
-    Raises:
-        DatasetError: if its name ends otherwise than `write_trees` takes, or it cannot be written.
-    """
+    """Refuse a file to which trees cannot be written, before the work."""
     if Path(path).suffix not in (".parquet", ".jsonl"):
         raise DatasetError(f"{path}: expected a name that ends in .parquet or .jsonl")
     check_writable(path, DatasetError)
 
 
 def write_trees(path: str | Path, trees: Sequence[Row]) -> None:
-    """Write trees as a data set, .parquet or .jsonl, whole or not at all.
-
-    Raises:
-        DatasetError: if the name ends otherwise, or the file cannot be written.
-    """
+    """Write trees as a data set, .parquet or .jsonl, whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

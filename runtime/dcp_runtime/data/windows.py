@@ -19,10 +19,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DealingWindow:
-    """Global batches of all replicas that are dealt together; their plans are under way.
-
-    The window begins at the position `start` and ends at `after`.
-    """
+    """Global batches of all replicas that are dealt together; their plans are under way."""
 
     sequences: tuple[PackedSequence, ...]
     pending: PendingPlan
@@ -41,22 +38,14 @@ class DealingWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowOpener:
-    """Opens windows over packs, and starts their plans.
+    """Opens windows over packs, and starts their plans."""
 
-    Attributes:
-        dealing: of one global batch.
-        replicas, planning: for which to plan.
-        plans: where plans come from.
-        window: global batches of a window.
-        may_skip: whether sequences that do not fit their mask are left out.
-    """
-
-    dealing: Dealing
+    dealing: Dealing  # of one global batch
     replicas: Replicas
     planning: Planning
     plans: PlanSource
-    window: int
-    may_skip: bool
+    window: int  # global batches of a window
+    may_skip: bool  # sequences that do not fit their mask
 
     def __post_init__(self) -> None:
         if self.window > 1 and self.replicas.device == 0:
@@ -68,12 +57,7 @@ class WindowOpener:
             )
 
     def open_windows(self, packs: Iterator[Pack], start: Position) -> Iterator[DealingWindow]:
-        """Return windows from a position on, each with its plans under way.
-
-        Args:
-            packs: from the position on.
-            start: the position.
-        """
+        """Return windows from a position on, each with its plans under way."""
         size = self.dealing.packs
         while found := list(islice(packs, size * self.window)):
             steps = -(-len(found) // size)

@@ -40,10 +40,7 @@ class _Bell:
 class Clock(ABC, HostClock):
     """Time of all ranks of one run, and the fabric between them.
 
-    Attributes:
-        size: ranks.
-        lock: held by whoever changes the fabric, or parcels under way.
-        fabric: the messages.
+    The lock is held by whoever changes the fabric, or parcels under way.
     """
 
     def __init__(self, size: int, fabric: Fabric) -> None:
@@ -86,12 +83,7 @@ class Clock(ABC, HostClock):
         self._stand(bell)
 
     def run(self, work: Callable[[int], None]) -> None:
-        """Call `work` for each rank, on a thread each, and wait for all.
-
-        Raises:
-            Exception: the first of any rank; the others have ended then.
-            KeyboardInterrupt: on Ctrl-C, once all ranks have ended.
-        """
+        """Call `work` for each rank, on a thread each; wait for all, then raise the first error."""
         threads = [
             threading.Thread(target=self._run_rank, args=(work, rank), name=f"rank {rank}")
             for rank in range(self.size)

@@ -82,25 +82,15 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadyPlan:
-    """A plan made ready to be emulated.
+    """A plan made ready to be emulated; durations are nanoseconds of each instruction."""
 
-    Attributes:
-        model: of its prediction.
-        parts: of each device.
-        costs: of its messages.
-        durations: of each direction and device, the nanoseconds of each instruction.
-        slowdown: times that attention takes longer while messages of its device are under way.
-        host_ns: of each direction, work of the busiest host that runs ahead.
-        overlap: whether messages travel during compute.
-    """
-
-    model: PlanModel
-    parts: tuple[DevicePlan, ...]
+    model: PlanModel  # of its prediction
+    parts: tuple[DevicePlan, ...]  # of each device
     costs: Costs
     durations: dict[Direction, list[np.ndarray[tuple[int], np.dtype[np.int64]]]]
-    slowdown: float
-    host_ns: dict[Direction, int]
-    overlap: bool
+    slowdown: float  # of attention while messages of its device are under way
+    host_ns: dict[Direction, int]  # of each direction, work of the busiest host that runs ahead
+    overlap: bool  # messages travel during compute
 
     @classmethod
     def of(cls, plan: Plan, *, overlap: bool) -> "ReadyPlan":

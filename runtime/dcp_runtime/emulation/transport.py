@@ -59,12 +59,7 @@ def _group_of(parcel: Parcel) -> _Group:
 class EmulatedTransport(Transport):
     """Sends nothing: a message takes its time on the fabric, and its tensors stay as they are.
 
-    Args:
-        clock: of all ranks.
-        rank: this one.
-        store: that all ranks share.
-        recorders: of all ranks.
-        is_grouped: whether messages go in groups, as NCCL's.
+    Messages go in groups, as NCCL's, where `is_grouped`.
     """
 
     def __init__(

@@ -32,13 +32,7 @@ def digits_of(dtype: torch.dtype) -> int:
 
 
 class ExactSums:
-    """Sums of rows ``[2, Hkv, D]`` as digits.
-
-    Args:
-        rows: how many rows there are.
-        like: a tensor ``[..., 2, Hkv, D]`` on their device.
-        digits: of each element.
-    """
+    """Sums of rows ``[2, Hkv, D]`` as digits, on the device of `like`, ``[..., 2, Hkv, D]``."""
 
     def __init__(self, rows: int, like: Tensor, digits: int) -> None:
         two, heads, dim = like.shape[-3:]

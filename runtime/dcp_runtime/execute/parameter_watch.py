@@ -36,10 +36,8 @@ class ParameterWatch:
     """Compares fingerprints of the parameters that optimizers of this process train.
 
     Only parameters that were equal on all ranks at the last look are compared: shards of FSDP or
-    ZeRO and experts of one rank differ, and may.
-
-    Args:
-        every: optimizer steps from one look to the next, the first after step 1; ``None`` for none.
+    ZeRO and experts of one rank differ, and may. The first look comes after step 1, then one after
+    `every` steps.
     """
 
     def __init__(self, every: int | None) -> None:
@@ -85,11 +83,7 @@ class ParameterWatch:
         return told
 
     def compare(self, values: Sequence[str], place: str) -> None:
-        """Compare the values of all ranks.
-
-        Raises:
-            RunError: names the first parameter that drifted apart, and the line to write.
-        """
+        """Compare the values of all ranks; refuse the first parameter that drifted apart."""
         first = next(filter(None, values), "")
         ranks = [rank for rank, value in enumerate(values) if value]
         if all(values[rank] == first for rank in ranks):

@@ -44,12 +44,9 @@ def working_buffer(own: Tensor, receive_rows: int) -> Tensor | None:
 class Pass(ABC):
     """Calls in one direction, one after the other, with their send and receive buffers.
 
-    Args:
-        part: the device's part of the plan.
-        queries: the tensors of the local tokens that travel with a block of queries.
-        kv: keys and values of the local tokens.
-        scale: factor of the scores; ``None`` for ``1 / sqrt(D)``.
-        finishes: the sums that the kernel begins and ends itself.
+    `queries` are the tensors of the local tokens that travel with a block of queries, `finishes`
+    the sums that the kernel begins and ends itself. A `scale` of ``None`` stands for ``1 /
+    sqrt(D)``.
     """
 
     direction: Direction

@@ -82,9 +82,6 @@ def plan_of_call(handle: Tensor) -> "PreparedPlan":
     """Return the plan of a call, of which a copy of the handle may be all that is left.
 
     Hooks on saved tensors, as of offloaded activations, copy the handle.
-
-    Raises:
-        RunError: if the plan is gone, too.
     """
     if (call := find_call(handle)) is not None:
         return call.plan
@@ -99,10 +96,8 @@ def plan_of_call(handle: Tensor) -> "PreparedPlan":
 class PreparedBatch:
     """The plans that were prepared together: a single plan, or those of a stack.
 
-    Attributes:
-        masks: of the plans, for messages.
-        layers: of its executor, the name of the batch and the number of each layer that ran.
-        reached: numbers of the plans that a layer ran, or tried to run.
+    `layers` of its executor holds the name of the batch and the number of each layer that ran,
+    `reached` the numbers of the plans that a layer ran, or tried to run.
     """
 
     def __init__(
@@ -256,11 +251,7 @@ class Engine:
         return engine
 
     def take(self, part: DevicePlan, wanted: str | None) -> "Engine":
-        """Load a further plan; return another engine if this kernel cannot compute it.
-
-        Raises:
-            RunError: if the kernel that was asked for cannot.
-        """
+        """Load a further plan; return another engine if this kernel cannot compute it."""
         try:
             self._load(part)
         except RunError:

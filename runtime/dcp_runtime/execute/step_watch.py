@@ -74,13 +74,8 @@ class StepWatch:
     """Keeps the batches of an executor until all ranks are done with them.
 
     The thread of the log does all that takes time, so that the training loop waits for nothing
-    here. Either all ranks have a log, or none; the same holds for rates. The first rank writes.
-
-    Args:
-        log, rates, trace_every: see `DCPExecutor`.
-        transport: of the ranks, whose store carries their totals.
-        replica: global rank of the first of these ranks; it names the replica.
-        lag: batches that may be prepared before the first of them runs.
+    here. Either all ranks have a log, or none; the same holds for rates. The first rank writes. Its
+    global rank names the replica; `lag` batches may be prepared before the first of them runs.
     """
 
     def __init__(

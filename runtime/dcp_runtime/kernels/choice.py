@@ -83,18 +83,7 @@ def choose_kernel(
     Where both `triton` and `flash4` can, the choice is the kernel that is predicted to be faster on
     `part`. Under ``torch.use_deterministic_algorithms`` only kernels are chosen that give the same
     bits in every run. The reference is never chosen on CUDA unless asked for: it stores all scores
-    of a piece.
-
-    Args:
-        dtype: type of q, k and v.
-        device: where the tensors live.
-        wanted: a name of `KERNELS`, or ``None`` for the fastest.
-        head_dim: size of a head; not looked at if ``None``.
-        softcap: bound of scores; only kernels that compute scores themselves can apply it.
-        part: the device's part of a plan that the kernel is chosen for, if known.
-
-    Raises:
-        RunError: if the wanted kernel, or every kernel, cannot compute this; lists the reasons.
+    of a piece. Where no kernel can compute, the error lists the reasons.
 
     >>> choose_kernel(torch.float32).kernel.name
     'cpu'

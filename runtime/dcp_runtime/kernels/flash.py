@@ -54,12 +54,7 @@ def flash_refusal(
 
 
 class FlashKernel(Kernel):
-    """Attention through the plain flash kernels of torch.
-
-    Args:
-        operators: has ``_flash_attention_forward`` and ``_flash_attention_backward``; those of
-            ``torch.ops.aten`` if ``None``.
-    """
+    """Attention through the plain flash kernels of torch, ``torch.ops.aten``."""
 
     name = "flash"
     finishes = frozenset({TransferKind.OUT, TransferKind.DQ})
@@ -234,10 +229,6 @@ class Flash4Kernel(FlashKernel):
     come first in what forward returns; backward subtracts ``rowsum(out * dout) - dlse`` from dp, so
     zeros for out and minus delta for dlse bring our delta in without rounding it to 16 bits. Rows
     of all inputs may lie at any stride, 0 included, that is a multiple of 16 bytes.
-
-    Args:
-        operators: module with ``_flash_attn_fwd`` and ``_flash_attn_bwd``; that of the package if
-            ``None``.
     """
 
     name = "flash4"

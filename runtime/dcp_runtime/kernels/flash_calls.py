@@ -81,11 +81,7 @@ class FlashTable:
 
 
 def flash_calls(table: TileTable) -> FlashTable:
-    """Rewrite a table as calls of a plain flash kernel; O(rows of its masks and of all calls).
-
-    Raises:
-        RunError: if the calls would have to gather too many rows and keys.
-    """
+    """Rewrite a table as calls of a plain flash kernel; O(rows of its masks and of all calls)."""
     try:
         calls = varlen_calls(import_mask(_as_slices(table)), max_segments=MAX_SEGMENTS)
     except ExchangeError as error:

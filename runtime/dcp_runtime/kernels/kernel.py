@@ -58,10 +58,7 @@ class AttentionState:
     def merge(self, start: int, out: Tensor, lse: Tensor) -> None:
         """Merge a partial result over other keys into the rows from `start` on.
 
-        Args:
-            start: first row.
-            out: ``[n, Hq, D]``, normalised over its own keys; must be finite where `lse` is -inf.
-            lse: ``[n, Hq]``.
+        `out` is normalised over its own keys, and must be finite where `lse` is -inf.
 
         Source: FlashAttention-2, Sec. 3.1; DCP (SOSP'25), Sec. 5.
         """
@@ -81,18 +78,12 @@ class AttentionState:
 
 @dataclass(frozen=True, slots=True)
 class QueryRows:
-    """The tensors of the queries in backward, all rows of the working buffer.
+    """The tensors of the queries in backward, all rows of the working buffer."""
 
-    Attributes:
-        q, dout: ``[N, Hq, D]``.
-        lse: ``[N, Hq]``, over *all* keys of the row, wherever they are; -inf if it sees none.
-        delta: ``[N, Hq]``, row sum of ``dout * out`` with the final out.
-    """
-
-    q: Tensor
-    dout: Tensor
-    lse: Tensor
-    delta: Tensor
+    q: Tensor  # [N, Hq, D]
+    dout: Tensor  # [N, Hq, D]
+    lse: Tensor  # [N, Hq], over *all* keys of the row, wherever they are; -inf if it sees none
+    delta: Tensor  # [N, Hq], row sum of dout * out with the final out
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +147,14 @@ class TensorKind:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of a kernel for some tables in one direction, from which its time is predicted.
+    """Work of a kernel for some tables in one direction, from which its time is predicted."""
 
-    Attributes:
-        launches: of kernels.
-        whole, edge: pairs in tiles that are computed without and with a mask, visible or not.
-        q_rows, kv_rows: rows that are gathered to where the kernel wants them.
-        merged: rows whose results are added to the sums by other kernels.
-    """
-
-    launches: int = 0
-    whole: int = 0
-    edge: int = 0
-    q_rows: int = 0
+    launches: int = 0  # of kernels
+    whole: int = 0  # pairs in tiles without a mask
+    edge: int = 0  # pairs in tiles with a mask, visible or not
+    q_rows: int = 0  # that are gathered to where the kernel wants them
     kv_rows: int = 0
-    merged: int = 0
+    merged: int = 0  # rows whose results other kernels add to the sums
 
     def __add__(self, other: "Work") -> "Work":
         """Return both together."""
@@ -223,12 +207,7 @@ class Kernel(ABC):
 
 
 class ReferenceKernel(Kernel):
-    """Dense attention inside each piece; slow, exact, on any device.
-
-    Args:
-        softcap: scores s become ``softcap * tanh(s / softcap)`` before the mask; ``None``: as they
-            are.
-    """
+    """Dense attention inside each piece; slow, exact, on any device."""
 
     name = "reference"
     segment_rows = 512

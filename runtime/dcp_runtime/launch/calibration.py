@@ -215,8 +215,7 @@ def measure_links(world: ProcessWorld) -> Line:
 def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float, float, float]:
     """Fit rates of both directions and one launch to attention of several lengths.
 
-    Returns:
-        The rates, the launch, the seconds of a direction beside its attention, and the noise.
+    Returns also the seconds of a direction beside its attention, and the noise.
     """
     flops: list[list[float]] = [[], []]  # forward, backward
     seconds: list[list[float]] = [[], []]

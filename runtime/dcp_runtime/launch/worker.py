@@ -46,9 +46,7 @@ def measure_ring(
 ) -> list[dict[str, Any]]:
     """Measure messages of every size and count, in the default process group.
 
-    Returns:
-        ``size_bytes``, ``count``, and ``seconds``: the median from a barrier until every message of
-        this rank has left and arrived.
+    The seconds are the median from a barrier until every message of this rank has left and arrived.
     """
     device = "cpu"
     if transport == "nccl":
@@ -105,13 +103,9 @@ def run_job(
     """Run a plan on this process's rank, or on all ranks if they are threads.
 
     The recorder of each rank of this process is appended to `recorders` when the rank begins.
-
-    Returns:
-        Arrays by name: ``RANK/prepare_s``, ``RANK/kernel``, with ``config.verify`` ``RANK/out0``
-        and so on, and from rank 0 ``clock_uncertainty_s`` and ``trace``, the bytes of a plan file.
-
-    Raises:
-        RunError: if a rank died, stalled or failed.
+    Returns arrays by name: ``RANK/prepare_s``, ``RANK/kernel``, with ``config.verify``
+    ``RANK/out0`` and so on, and from rank 0 ``clock_uncertainty_s`` and ``trace``, the bytes of a
+    plan file.
     """
 
     def run_rank(transport: Transport) -> dict[str, NDArray[Any]]:

@@ -106,17 +106,11 @@ Step: TypeAlias = tuple[Instruction, tuple[TileTable, ...], tuple[Bundle, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DirectionPlan:
-    """The work of one device in one direction.
+    """The work of one device in one direction."""
 
-    Attributes:
-        receive_rows: rows of the receive buffer of each kind.
-        steps: the program, with its tile tables and bundles.
-        sums: of each kind of result, which own rows no table begins or ends.
-    """
-
-    receive_rows: Mapping[TransferKind, int]
+    receive_rows: Mapping[TransferKind, int]  # of the buffer of each kind
     steps: tuple[Step, ...]
-    sums: Mapping[TransferKind, OwnSums]
+    sums: Mapping[TransferKind, OwnSums]  # of results: the own rows that no table begins or ends
 
     @property
     def tables(self) -> tuple[TileTable, ...]:
@@ -126,24 +120,16 @@ class DirectionPlan:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class DevicePlan:
-    """One device's part of a plan, ready to run forward and backward.
+    """One device's part of a plan, ready to run forward and backward."""
 
-    Attributes:
-        plan: the whole plan, without head groups.
-        heads: how the heads of whole tokens are cut into those of the plan.
-        num_local: tokens that the device owns; they are the first rows of the working buffers.
-        transfers: by row of the plan's table.
-        passed_on: those that arrive and are sent on from here.
-    """
-
-    plan: Plan
-    heads: HeadLayout
+    plan: Plan  # the whole plan, without head groups
+    heads: HeadLayout  # how the heads of whole tokens are cut into those of the plan
     device: int
-    num_local: int
+    num_local: int  # tokens that the device owns, first rows of the working buffers
     forward: DirectionPlan
     backward: DirectionPlan
-    transfers: Mapping[int, Transfer]
-    passed_on: frozenset[int] = frozenset()
+    transfers: Mapping[int, Transfer]  # by row of the plan's table
+    passed_on: frozenset[int] = frozenset()  # those that arrive and are sent on from here
 
     def of(self, direction: Direction) -> DirectionPlan:
         """Return the work of one direction."""
@@ -172,12 +158,8 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
 def outline_device(flat: Plan, groups: int, device: int) -> DevicePlan:
     """Make the program and the messages of one device ready, without the tiles of its kernels.
 
-    This is enough for a run whose kernels compute nothing, and takes a fraction of the time.
-
-    Args:
-        flat: an expanded plan (`expand_head_groups`).
-        groups: head groups before that.
-        device: the device.
+    This is enough for a run whose kernels compute nothing, and takes a fraction of the time. `flat`
+    is an expanded plan (`expand_head_groups`), which had so many head groups before.
     """
     transfers = _transfers(flat, device, groups)
 

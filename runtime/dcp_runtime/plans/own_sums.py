@@ -24,17 +24,11 @@ _NO_ROW: Ints = np.zeros((2, 0), np.int64)
 
 @dataclass(frozen=True, slots=True)
 class OwnSums:
-    """The own rows whose sums no table begins or ends, as runs of rows.
+    """The own rows whose sums no table begins or ends, as runs of rows."""
 
-    Attributes:
-        blank: rows that start at 0, since no table opens them.
-        left: rows that are converted at the end, since no table closes them.
-        is_kept: whether sums outlive a table; if not, they need no memory.
-    """
-
-    blank: tuple[slice, ...]
-    left: tuple[slice, ...]
-    is_kept: bool = True
+    blank: tuple[slice, ...]  # start at 0, since no table opens them
+    left: tuple[slice, ...]  # converted at the end, since no table closes them
+    is_kept: bool = True  # sums outlive a table; if not, they need no memory
 
     @classmethod
     def of_all(cls, num_rows: int) -> "OwnSums":
@@ -59,11 +53,7 @@ def mark_tables(
 ) -> tuple[list[TileTable], dict[TransferKind, OwnSums]]:
     """Mark the sums that tables of a direction open and close; return the other rows by kind.
 
-    Args:
-        tables: in the order of the program.
-        direction: of the program.
-        merges: partial results by kind, in that order.
-        num_local: own rows, the first ones of the buffers.
+    Tables and merges, the partial results by kind, are in the order of the program.
     """
     kind = TransferKind.OUT if direction == "forward" else TransferKind.DQ
     opens, closes, own = _mark_queries(tables, merges[kind], num_local)

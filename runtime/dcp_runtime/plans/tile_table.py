@@ -93,13 +93,10 @@ class TileTable(Record):
 
 
 class TableBuilder:
-    """Builds the tables of one device and direction.
+    """Builds the tables of one device and direction from the pieces of the device's tiles.
 
-    Args:
-        blocks, tiles: of the plan.
-        pieces: of the device's tiles.
-        rows: for every tile of the plan the first row of its queries and of its keys in the
-            device's working buffers, int64 ``[W]`` each.
+    `rows` are for every tile of the plan the first row of its queries and of its keys in the
+    device's working buffers, int64 ``[W]`` each.
     """
 
     def __init__(

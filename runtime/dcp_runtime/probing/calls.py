@@ -106,11 +106,8 @@ def _fresh(values: Tree) -> Tree:
 def repeat(call: ModuleCall, tokens: int, change: Change, cut: Sequence[ModuleCall] = ()) -> Tree:
     """Call a module again with other inputs, and return what it returns.
 
-    Args:
-        call: the call to repeat.
-        tokens: length of the row.
-        change: gives the numbers of tokens; where there are none, the first tensor of ids.
-        cut: calls inside that do not run again: what they returned is changed like the inputs.
+    `change` gives the numbers of tokens; where there are none, the first tensor of ids. Calls in
+    `cut` do not run again: what they returned is changed like the inputs.
     """
 
     def changed(value: Any) -> Any:

@@ -23,9 +23,6 @@ def read_script(
     """Run a file; return its model, and its batch of a row or else `default_batch`.
 
     A path ``hf:CLASS`` names a class of transformers (`tiny_model`), with `given` in its config.
-
-    Raises:
-        RunError: if the file names no model, or the model takes no token ids and no batch is made.
     """
     if path.startswith("hf:"):
         layers = max(2, mask.period) if isinstance(mask, Stack) else 2

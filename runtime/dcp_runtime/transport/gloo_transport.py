@@ -58,10 +58,6 @@ class GlooTransport(GroupTransport):
     Threads wait for the messages, so that a trace has the time at which each arrived, not the time
     at which its rank looked, and so that relays are sent on arrival. A message that is passed on
     has a thread of its own: whatever was posted before it may come later.
-
-    Args:
-        group: ranks that share the attention; ``None`` for all.
-        timeout_s: a message that takes longer is an error that names its peer.
     """
 
     message_order = "fifo"

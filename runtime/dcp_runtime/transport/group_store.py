@@ -44,11 +44,7 @@ def process_group(group: Group | None) -> dist.ProcessGroup | None:
 
 
 def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> "DeadlineStore":
-    """Return a part of a group's store with keys of its own; the n-th call of each rank shares it.
-
-    Raises:
-        RunError: if the store does not answer.
-    """
+    """Return a part of a group's store, the same for the n-th call of each rank."""
     found = group or dist.group.WORLD
     assert found is not None, "torch.distributed is initialised"
     store = found.get_group_store()

@@ -152,11 +152,7 @@ class NcclTransport(GroupTransport):
             self._batches[parcel] = batch
 
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Make the current stream wait for every parcel, and have the thread watch them.
-
-        Raises:
-            RunError: names the rank and the division where an earlier message did not come.
-        """
+        """Make the current stream wait for every parcel, and have the thread watch them."""
         batches = tuple(dict.fromkeys(self._batches.pop(parcel) for parcel in parcels))
         # A captured message has not started: every replay will start it again.
         if torch.cuda.is_current_stream_capturing():
@@ -286,11 +282,7 @@ class NcclTransport(GroupTransport):
         super().report(place, division, error)
 
     def catch_up(self) -> None:
-        """Wait until the thread knows the end of every message that a stream waits for.
-
-        Raises:
-            RunError: if a message never came, and no call has raised that yet.
-        """
+        """Wait until the thread knows the end of every message that a stream waits for."""
         # No deadline here: the thread has one for each message. A forked process has no thread.
         while self._latest and self._watcher and not self._latest.wait(POLL_S):
             if not self._watcher.is_alive():

@@ -65,11 +65,6 @@ class StreamClock(HostClock):
 
     So exposed communication is measured where it happens: a wait begins when the stream has no work
     left, not when the host began to wait, and ends when the stream goes on.
-
-    Args:
-        make_event: makes an event as ``torch.cuda.Event(enable_timing=True)`` is one.
-        make_stream: makes a stream without work.
-        is_capturing: as ``torch.cuda.is_current_stream_capturing``.
     """
 
     def __init__(

@@ -44,9 +44,6 @@ class StoreBarrier:
         """Wait for all ranks and return their notes in rank order; collective.
 
         With `is_error` the note says why this rank cannot go on, and all others raise it.
-
-        Raises:
-            RunError: names a rank that did not come, came to another place, or cannot go on.
         """
         if self._size == 1:
             return [note]
@@ -147,11 +144,7 @@ class StoreBarrier:
             self._failures.leave(why, self._count)
 
     def compare_with_first(self, topic: "Topic", value: str, place: str) -> None:
-        """Compare a last value with that of the rank that came first; no rank waits for another.
-
-        Raises:
-            RunError: names the rank whose value differs.
-        """
+        """Compare a last value with that of the rank that came first; no rank waits for another."""
         if self._size == 1 or not value:
             return
         if isinstance(self._store, DeadlineStore):
@@ -190,11 +183,7 @@ class Topic(NamedTuple):
     way_out: str
 
     def compare(self, values: Sequence[str], place: str) -> None:
-        """Compare the values of all ranks; a rank that cannot know its value leaves it empty.
-
-        Raises:
-            RunError: names a rank whose value differs from that of most.
-        """
+        """Compare the values of all ranks; a rank that cannot know its value leaves it empty."""
         counts = Counter(value for value in values if value)
         if len(counts) <= 1:
             return

@@ -41,24 +41,18 @@ RowBytes: TypeAlias = Callable[[TransferKind], tuple[int, ...]]
 class Parcel:
     """A bundle in flight, at its sender or its receiver.
 
-    Attributes:
-        bundle: what travels, between whom.
-        tensors: contiguous; read until they have left, or written until they have arrived. Each is
-            a message of its own.
-        division: of the launch.
-        after: the parcel that brings the block which this one forwards; this one starts once that
-            has arrived.
-        start_ns, end_ns: when it started and ended, on the monotonic clock.
-        error: why it never arrived or left.
+    Tensors are contiguous; read until they have left, or written until they have arrived. Each is a
+    message of its own. A parcel that forwards a block starts once that has arrived, `after`
+    another.
     """
 
     bundle: Bundle
     tensors: tuple[Tensor, ...]
-    division: int
+    division: int  # of the launch
     after: "Parcel | None" = None
-    start_ns: int = 0
+    start_ns: int = 0  # on the monotonic clock
     end_ns: int = 0
-    error: str | None = None
+    error: str | None = None  # why it never arrived or left
     # Most parcels have ended before anybody waits: only a wait makes an event.
     _is_done: bool = False
     _done: threading.Event | None = None
@@ -106,12 +100,7 @@ class Parcel:
 
 
 class Transport(ABC):
-    """Carries one rank's messages to the other ranks; all ranks share one store.
-
-    Attributes:
-        store: of all ranks, with keys of this transport.
-        message_order: which messages may have to wait for others, as the simulator plays it.
-    """
+    """Carries one rank's messages to the other ranks; all ranks share one store."""
 
     message_order: ClassVar[MessageOrder] = "any"
 
@@ -121,11 +110,7 @@ class Transport(ABC):
         self._barrier = StoreBarrier(store, rank, size, self._failures, timeout_s)
 
     def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
-        """Begin a call of a plan.
-
-        Raises:
-            RunError: if ranks cannot agree where blocks lie.
-        """
+        """Begin a call of a plan."""
         self._failures.calls += 1
 
     @property
@@ -141,8 +126,7 @@ class Transport(ABC):
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
         """Wait until every parcel has arrived or left, or have the current stream wait for it.
 
-        Raises:
-            RunError: names the rank and the division, within the transport's timeout.
+        Within the timeout an error names the rank and the division.
         """
 
     def _await(
@@ -274,18 +258,9 @@ def agree(
 ) -> _Value:
     """Compare notes with those of every other rank; collective, a few store round trips.
 
-    Args:
-        transport: ranks that must agree.
-        topics: what is compared; the first that differs is named.
-        place: the step, for example ``"prepare"``.
-        propose: returns this rank's value of each topic, one line each and empty where it cannot
-            know it, and the result of `agree` for this rank; or raises an error that all ranks
-            should hear of.
-
-    Raises:
-        Exception: that of `propose`.
-        RunError: on the other ranks; it quotes that exception, or names a rank that differs from
-            most, or a rank that does not come.
+    `propose` returns this rank's value of each topic, one line each and empty where it cannot know
+    it, and the result of `agree` for this rank. If it raises an error, all ranks raise one that
+    quotes it. Else the first topic that differs is named, with the rank that differs from most.
     """
     if transport.size == 1:
         return propose()[1]

@@ -20,17 +20,12 @@ CHUNK_BYTES_16_BIT = 128 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class HeadTensors:
-    """One kv head and the G query heads that share it, n tokens.
+    """One kv head and the G query heads that share it, n tokens."""
 
-    Attributes:
-        q, dout: ``[G, n, D]``.
-        k, v: ``[n, D]``.
-    """
-
-    q: Tensor
-    k: Tensor
+    q: Tensor  # [G, n, D]
+    k: Tensor  # [n, D]
     v: Tensor
-    dout: Tensor
+    dout: Tensor  # [G, n, D]
 
     def to(self, dtype: torch.dtype) -> "HeadTensors":
         """Return the same values in another type."""
@@ -49,15 +44,10 @@ class HeadResults:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Rounding units of a run.
+    """Rounding units of a run."""
 
-    Attributes:
-        tensor: of the dtype of q, k, v, out and gradients.
-        sums: of the dtype of scores, lse, delta and sums.
-    """
-
-    tensor: float
-    sums: float
+    tensor: float  # of the dtype of q, k, v, out and gradients
+    sums: float  # of the dtype of scores, lse, delta and sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +112,7 @@ class _HeadRows(NamedTuple):
 
 
 def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResults, RowErrors]:
-    """Compute attention and its gradients in float64, formula by formula.
-
-    Args:
-        head: tensors of one kv head, any dtype.
-        mask: bool ``[n, n]``; rows without keys give zeros.
-        rounding: of the run to verify, for `RowErrors`.
-    """
+    """Compute attention and its gradients in float64; rows without keys give zeros."""
     wide = head.to(torch.float64)
     scale = wide.q.shape[-1] ** -0.5
     out, dq = torch.zeros_like(wide.q), torch.zeros_like(wide.q)

@@ -120,11 +120,7 @@ def refusal_of(model: Module) -> str:
 
 
 def limits_of(module: Module) -> LayerLimits:
-    """Return what an attention module may see.
-
-    Raises:
-        RunError: if its model was not checked.
-    """
+    """Return what an attention module may see."""
     found: LayerLimits | None = getattr(module, _LIMITS, None)
     if found is None:
         raise RunError(

@@ -23,13 +23,9 @@ _BY_TOKEN = {"input_ids": 1, "inputs_embeds": 1, "token_type_ids": 1, "position_
 
 @dataclass(frozen=True, slots=True)
 class StandInPlans(PaddedPlans):
-    """The plans of a batch of which this rank owns no tokens.
+    """The plans of a batch of which this rank owns no tokens."""
 
-    Attributes:
-        model: the outermost model, whose outputs leave the stand-in out.
-    """
-
-    model: Module
+    model: Module  # the outermost, whose outputs leave the stand-in out
 
 
 def add_hooks(model: Module) -> None:

@@ -81,16 +81,7 @@ def without_token_loss(base: Any) -> Iterator[None]:  # Any: a model of transfor
 
 
 def check_added_terms(base: Any, found: Tensor | None, known: Tensor | float) -> None:
-    """Refuse a model that adds terms to the loss of its tokens that the trainer would leave out.
-
-    Args:
-        base: the model.
-        found: what the model added for the tokens of this rank.
-        known: what it is known to add, its router loss for example.
-
-    Raises:
-        RunError: if they differ.
-    """
+    """Refuse a model that adds more to the loss than is `known`, such as its router loss."""
     got, expected = float(0.0 if found is None else found), float(known)
     if not abs(got - expected) <= 1e-2 * abs(expected) + 1e-6:
         raise RunError(

@@ -32,10 +32,8 @@ class Visibility(NamedTuple):
 def visibility_of(predicate: Predicate | None, window: int | None, is_causal: bool) -> Visibility:
     """Return what a layer may see by its predicate, and by the window that its attention gets.
 
-    Args:
-        predicate: of the layer's mask; ``None`` if the model asked for no mask.
-        window: that the layer hands to its attention.
-        is_causal: that the layer says of itself, if there is no predicate.
+    Without a predicate, since the model asked for no mask, `is_causal` is what the layer says
+    itself.
 
     >>> visibility_of(lambda b, h, q, k: (k <= q) & (k > q - 5), None, True)
     Visibility(window=5, chunk=0, is_causal=True, is_known=True)

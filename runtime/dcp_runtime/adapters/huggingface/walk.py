@@ -97,14 +97,7 @@ class Found(NamedTuple):
 
 
 def walk(model: Module, run: Run, vocabulary: int, avoided: frozenset[int]) -> Found:
-    """Call a model some times on `TOKENS` tokens, without gradients, and compare.
-
-    Args:
-        model: with its weights.
-        run: calls the model.
-        vocabulary: number of token ids.
-        avoided: special token ids.
-    """
+    """Call a model some times on `TOKENS` tokens, none of them special, and compare."""
     device = next(model.parameters()).device
     current, trace = ValuesOnly(), _Trace(model)
     with ExitStack() as stack:
