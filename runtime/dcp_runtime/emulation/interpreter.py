@@ -58,6 +58,9 @@ class EmulatedPass(Pass):
         """There is no result."""
         return ()
 
+    def _begin(self) -> None:
+        return
+
     def _begun(self, kind: TransferKind, rows: slice) -> tuple[Tensor, ...]:
         return ()
 

@@ -63,7 +63,7 @@ class ParameterWatch:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         new = [weakref.ref(p) for p in parameters if weakref.ref(p) not in self._before]
         new = new[: MOST - len(self._before)]
-        self._before |= zip(new, _fingerprints([_alive(ref) for ref in new]), strict=True)
+        self._before |= zip(new, _fingerprints([ref() for ref in new]), strict=True)
 
     def count(self) -> None:
         """Count a step."""
@@ -77,7 +77,7 @@ class ParameterWatch:
         if self._every is None or self._steps < self._due:
             return ""
         self._due = self._steps + self._every
-        now = _fingerprints([_alive(ref) for ref in self._before])
+        now = _fingerprints([ref() for ref in self._before])
         told = ",".join(f"{a}:{b}" for a, b in zip(self._before.values(), now, strict=True))
         self._before = dict(zip(self._before, now, strict=True))
         return told
@@ -128,7 +128,7 @@ class ParameterWatch:
             )
 
     def _name_of(self, number: int) -> str:
-        parameter = _alive(list(self._before)[number])
+        parameter = list(self._before)[number]()
         return f"{number} of the optimizers" if parameter is None else _name_of(parameter)
 
 
@@ -153,10 +153,6 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:  # Any: arguments of th
 def _after_step(*_: Any) -> None:  # Any: the optimizer, and arguments of the step
     for watch in tuple(_watches):
         watch.count()
-
-
-def _alive(ref: "weakref.ref[Tensor]") -> Tensor | None:
-    return ref()
 
 
 @torch.no_grad()

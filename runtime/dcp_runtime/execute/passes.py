@@ -121,10 +121,16 @@ class Pass(ABC):
         del self._own, self._queries, self._kv
         del self._buffers[TransferKind.Q], self._buffers[TransferKind.KV]
 
-    def _renew(self) -> None:
-        """Take memory for the buffers again."""
+    def renew(self, queries: tuple[Tensor, ...], kv: Keys, scale: float | None) -> None:
+        """Begin another call, with tensors of the same kind."""
         for storage, size in self._lent:
             storage.resize_(size)
+        self._take(queries, kv, scale)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin the sums and results of a call."""
 
     def _sums(self, kind: TransferKind, like: Tensor, *, is_split: bool = False) -> Sums:
         others = self._plan.sums[kind] if kind in self._finishes else None
@@ -250,20 +256,19 @@ class ForwardPass(Pass):
         finishes: Finishes = frozenset(),
     ) -> None:
         super().__init__(part, (q,), kv, scale, finishes)
-        (self._q,) = self._queries
-        self._out = self._sums(TransferKind.OUT, self._q)
+        (all_q,) = self._queries
+        self._out = self._sums(TransferKind.OUT, all_q)
         received = self._plan.receive_rows[TransferKind.OUT]
         partial = self._buffers[TransferKind.OUT] = (
             q.new_empty(received, q.shape[1], dtype=self._sum_type),
             q.new_empty(received, *q.shape[1:], dtype=self._partial_type),
         )
-        self._lse = q.new_empty(self._q.shape[:2], dtype=self._sum_type)
         # lse of own rows only is a result, which the caller keeps.
-        self._is_lse_given = len(self._lse) == self._num_local
+        self._is_lse_given, lse = len(all_q) == self._num_local, None
         if not self._is_lse_given:
-            sums, types = (self._lse, self._out.wide), (self._sum_type, self._partial_type)
+            lse = self._lse = q.new_empty(all_q.shape[:2], dtype=self._sum_type)
+            sums, types = (lse, self._out.wide), (self._sum_type, self._partial_type)
             self._travelling[TransferKind.OUT] = sums, types
-        lse = None if self._is_lse_given else self._lse
         self._keep(*self._work_q, self._work_kv, *partial, self._out.shared, lse)
         self._begin()
 
@@ -274,16 +279,10 @@ class ForwardPass(Pass):
         if self._is_lse_given:
             del self._lse
 
-    def renew(self, q: Tensor, kv: Keys, scale: float | None = None) -> None:
-        """Begin another call, with tensors of the same kind."""
-        self._renew()
-        self._take((q,), kv, scale)
+    def _begin(self) -> None:
         (self._q,) = self._queries
         if self._is_lse_given:
-            self._lse = q.new_empty(q.shape[:2], dtype=self._sum_type)
-        self._begin()
-
-    def _begin(self) -> None:
+            self._lse = self._q.new_empty(self._q.shape[:2], dtype=self._sum_type)
         self._out.begin()
         self._lse.fill_(-torch.inf)
         self._state = AttentionState(self._out.wide, self._lse, self._out.result)
@@ -382,12 +381,6 @@ class BackwardPass(Pass):
         """Lend memory until the next call, and forget the tensors of this one."""
         super().release()
         del self._query_rows, self._gradients
-
-    def renew(self, rows: QueryRows, kv: Keys, scale: float | None = None) -> None:
-        """Begin another call, with tensors of the same kind."""
-        self._renew()
-        self._take((rows.lse, rows.delta, rows.q, rows.dout), kv, scale)
-        self._begin()
 
     def _begin(self) -> None:
         lse, delta, q, dout = self._queries

@@ -355,11 +355,8 @@ class PreparedPlan:
             finishes = self._finishes if softmax.sinks is None else frozenset()
             # Buffers may find no memory on this rank alone; the others must not wait for it then.
             key = _key_of("forward", kv, finishes)
-            try:
+            with self._telling("forward"):
                 current = self._forward_pass(key, heads.split_q(q), self._split(kv), softmax.scale)
-            except Exception as error:
-                self._transport.report("forward", 0, error)
-                raise
             self._interpreter().run(current)
             if softmax.sinks is not None:
                 rows = softmax.sinks.to(accumulator_dtype(q.dtype)).expand(len(q), -1)
@@ -387,11 +384,8 @@ class PreparedPlan:
         """
         with _on_device(q):
             key = _key_of("backward", kv, self._finishes)
-            try:
+            with self._telling("backward"):
                 current = self._backward_pass(key, (q, kv, out, lse, dout), softmax_scale)
-            except Exception as error:
-                self._transport.report("backward", 0, error)
-                raise
             self._interpreter().run(current)
             dq, *dkv = current.result()
             heads = self.part.heads
@@ -407,7 +401,7 @@ class PreparedPlan:
         found = cast("ForwardPass | None", self._passes.pop(key, None))
         if found is None:
             return ForwardPass(self.part, q, kv, scale, key[1])
-        found.renew(q, kv, scale)
+        found.renew((q,), kv, scale)
         return found
 
     def _backward_pass(
@@ -428,7 +422,7 @@ class PreparedPlan:
         found = cast("BackwardPass | None", self._passes.pop(key, None))
         if found is None:
             return BackwardPass(self.part, rows, kv, scale, key[1])
-        found.renew(rows, kv, scale)
+        found.renew((rows.lse, rows.delta, rows.q, rows.dout), kv, scale)
         return found
 
     def _keep(self, key: _PassKey, current: Pass) -> None:
