@@ -19,11 +19,9 @@ FEW = 8
 
 
 def relate(alone: Run, ranks: Run, step: int) -> Relation:
-    """Return what the ranks saw in a step: data of one process, of several of its steps, or others.
-
-    Ranks of data parallelism read as many batches in a step as there are ranks, one process reads
-    them one by one.
-    """
+    """Return what the ranks saw in a step: data of one process, of several steps, or others."""
+    # Ranks of data parallelism read as many batches in a step as there are ranks, one process reads
+    # them one by one.
     for kind in ("pairs", "targets", "tokens"):
         own, seen = _bag(alone, [step], kind), _bag(ranks, [step], kind)
         if own is None or seen is None:

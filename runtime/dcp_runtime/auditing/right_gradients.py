@@ -22,13 +22,10 @@ NOISE = {PRECISE: 1e-6, COARSE: 1e-2}
 
 @dataclass(frozen=True)
 class Right:
-    """The right gradients of a step: before clipping, and the norm to which the script clips them.
-
-    `most` is ``None`` where the script does not clip, or calls torch's function, which is seen.
-    """
+    """The right gradients of a step before clipping, and the norm to which the script clips."""
 
     raw: Tensors
-    most: float | None = None
+    most: float | None = None  # None: no clipping, or torch's function, which is seen
 
     @property
     def taken(self) -> Tensors:

@@ -33,10 +33,7 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, with bits all over
 def describe_content(
     rows: Sequence[int], num_targets: int, columns: Sequence[Ints], extra: Mapping[str, Values]
 ) -> str:
-    """Return a line with the rows of a batch and a fingerprint of all that ranks train on.
-
-    `columns` are tokens, targets and positions of all rows.
-    """
+    """Return a line with the rows of a batch and a fingerprint of all that ranks train on."""
     shown = ", ".join(map(str, rows[:SHOWN_ROWS])) or "none"
     if len(rows) > SHOWN_ROWS:
         shown += f", ... ({len(rows)} rows)"
@@ -49,11 +46,9 @@ def describe_content(
 def describe_sequences(
     sequences: Sequence[PackedSequence], *, is_fixed: bool, is_table: bool
 ) -> str:
-    """Return a line as `describe_content` does for rows that every rank reads alike.
-
-    Rows that are not fixed tell only their lengths. Extra columns count in rows of a table alone:
-    code that computes rows may draw them at random.
-    """
+    """Return a line as `describe_content` does for rows that every rank reads alike."""
+    # Rows that are not fixed tell only their lengths. Extra columns count in rows of a table alone:
+    # code that computes rows may draw them at random.
     columns = [sequence.columns for sequence in sequences]
     values = [
         np.concatenate([sequence.tokens for sequence in sequences]),

@@ -99,11 +99,8 @@ def _check_length(name: str, role: Role, values: Values, length: int) -> None:
 
 
 def check_labels(name: str, values: Ints, tokens: Ints, counted: Bools) -> bool:
-    """Refuse a column of any name that can only hold labels, if it leaves out targets.
-
-    Labels are -100 for some tokens, and for the others their ids, or those of the next tokens.
-    Returns whether the column may hold labels.
-    """
+    """Refuse a column that can only be labels, if it leaves out targets; return if it may be."""
+    # Labels are -100 for some tokens, and for the others their ids, or those of the next tokens.
     if values.shape != tokens.shape:
         return False
     is_out = values == IGNORE_LABEL
@@ -171,11 +168,9 @@ class LikelyMasks:
         self._settled.add(name)
 
     def see(self, number: int, name: str, values: Values | None) -> bool:
-        """Judge the column in a row; return whether it is to be told now.
-
-        A loss mask begins with 0, as a prompt does, and holds runs of tokens. A row in which all
-        tokens count, or none, says nothing.
-        """
+        """Judge the column in a row; return whether it is to be told now."""
+        # A loss mask begins with 0, as a prompt does, and holds runs of tokens. A row in which all
+        # tokens count, or none, says nothing.
         if name in self._settled:
             return False
         if values is None or not np.isin(values, (0, 1)).all():

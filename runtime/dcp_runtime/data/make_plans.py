@@ -105,10 +105,8 @@ def _mean_pairs(kept: Sequence[BoundSequence]) -> Floats:
 def _plan_batch(
     request: PlanRequest, kept: Sequence[BoundSequence], shares: Sequence[Share]
 ) -> MicroBatch:
-    """Plan the micro-batch of a replica: that of its group, or of all groups joined to one plan.
-
-    Groups are joined where each document has a width of its own: a rank is in several groups then.
-    """
+    """Plan the micro-batch of a replica: that of its group, or of all groups joined to one plan."""
+    # Groups are joined where each document has a width of its own: a rank is in several then.
     dealing = request.dealing
     if not dealing.widths:
         return _plan_together(request, kept, shares)
@@ -398,11 +396,9 @@ def _diagonal(region: Slabs | Rows, offset: int) -> Bools:
 
 
 def _diagonal_of_slabs(slabs: Slabs, offset: int) -> Bools:
-    """Mark for each slab the run of rows that see their key on the diagonal.
-
-    An end that moves with the rows stays on one side of the diagonal; an end that stands still is
-    crossed once.
-    """
+    """Mark for each slab the run of rows that see their key on the diagonal."""
+    # An end that moves with the rows stays on one side of the diagonal; one that stands still is
+    # crossed once.
     first, last = slabs.q_start, slabs.q_end
     start_moves, end_moves = slabs.start_slope == 1, slabs.end_slope == 1
     begin = np.where(start_moves, first, np.maximum(first, slabs.kv_start - offset))

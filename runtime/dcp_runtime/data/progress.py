@@ -17,13 +17,10 @@ SCHEMA = "dcp.dataloader/2"
 
 @dataclass(slots=True)
 class Progress:
-    """How far the iterations over a loader have come.
-
-    An iteration begins at `chosen` if `set_epoch` or `load_state_dict` said so.
-    """
+    """How far the iterations over a loader have come."""
 
     position: Position = field(default_factory=Position)
-    chosen: Position | None = None
+    chosen: Position | None = None  # by `set_epoch` or `load_state_dict`, where the next one begins
     iterations: int = 0  # begun so far: an older iterator must not move the position
     is_begun: bool = False  # a micro-batch was yielded since the last iteration began
     is_under_way: bool = False

@@ -92,10 +92,7 @@ def _integers(values: Any, row: int, column: str) -> Tokens:  # Any: what a user
 
 
 class IndexedRows:
-    """A data set with numbered rows: from `read_dataset`, Hugging Face, or a sequence of rows.
-
-    `token_column` holds the tokens; ``None`` for ``tokens``, else ``input_ids``.
-    """
+    """A data set with numbered rows: from `read_dataset`, Hugging Face, or a sequence of rows."""
 
     def __init__(self, dataset: Dataset | Sequence[Row], token_column: str | None) -> None:
         self._dataset = dataset
@@ -233,11 +230,9 @@ class StreamedRows:
 
 
 def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> Ints | None:  # Any: HF's
-    """Return the lengths that the Arrow tables of a Hugging Face data set hold, without its rows.
-
-    ``None`` if it is another data set, computes its rows when asked (``with_transform``), or has
-    rows without tokens.
-    """
+    """Return the lengths that Arrow tables of a Hugging Face data set hold, without its rows."""
+    # None if it is another data set, computes its rows when asked (`with_transform`), or has rows
+    # without tokens.
     told = getattr(dataset, "format", None)
     if not isinstance(told, Mapping) or told.get("type") == "custom":
         return None
@@ -324,10 +319,8 @@ def make_resolver(
 
 
 def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
-    """Resolve by the first ``for`` of the spec that matches a row's file, or in memory its columns.
-
-    Rows of one file, or with the same columns, share an attachment.
-    """
+    """Resolve by the first ``for`` of the spec that matches a row's file, or its columns."""
+    # Rows of one file, or with the same columns, share an attachment.
     if isinstance(dataset, Dataset):
         attachments, files = spec.attachments_of(dataset), dataset
 

@@ -262,17 +262,14 @@ class Alignment:
 
 @dataclass(slots=True)
 class RowReader:
-    """Reads rows one at a time; messages give `way_out` for a row longer than `room`.
-
-    `faults` are those of rows whose tokens cannot be read, which have length 0.
-    """
+    """Reads rows one at a time."""
 
     resolve: Resolver
-    room: int
-    way_out: str
+    room: int  # most tokens of a row
+    way_out: str  # for a row that is longer
     screening: Screening
     rules: RowRules
-    faults: Mapping[int, RowError] = field(default_factory=dict)
+    faults: Mapping[int, RowError] = field(default_factory=dict)  # of rows without usable tokens
     alignment: Alignment = field(default_factory=Alignment)
     unread: UnreadColumns = field(init=False)
 
@@ -401,10 +398,8 @@ def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:
 
 
 def with_length(row: Row, length: int) -> Row:
-    """Add the length to a row as `len`, which masks read, whatever the column of the tokens is.
-
-    Where that is another one, `tokens` may hold anything: it then states no length.
-    """
+    """Add the length to a row as `len`, which masks read, whatever the column of the tokens is."""
+    # Where that is another one, `tokens` may hold anything: it then states no length.
     for name in ("len", "length"):
         if row.get(name) is not None and row[name] != length:
             raise DatasetError(f"column `{name}` says {row[name]} tokens, the row has {length}")

@@ -193,10 +193,7 @@ def _is_list(value: Any) -> bool:  # Any: what a row holds
 
 
 def _kinds_of_columns(rows: Sequence[Row], by: str, lengths: Ints) -> tuple[list[str], list[str]]:
-    """Return the columns with a value per token in every row, but for the tokens, and the others.
-
-    A column whose lists have as many values as there are tokens in some rows only is one of others.
-    """
+    """Return the columns with a value per token in every row, and the others, but the tokens."""
     sizes = lengths.tolist()
     per_token: list[str] = []
     others: list[str] = []

@@ -38,10 +38,7 @@ class _Bell:
 
 
 class Clock(ABC, HostClock):
-    """Time of all ranks of one run, and the fabric between them.
-
-    The lock is held by whoever changes the fabric, or parcels under way.
-    """
+    """Time of all ranks, and the fabric between them; the lock is held by whoever changes that."""
 
     def __init__(self, size: int, fabric: Fabric) -> None:
         self.size, self.fabric, self.lock = size, fabric, threading.RLock()

@@ -280,11 +280,9 @@ def emulate_once(plan: Plan, *, overlap: bool = True) -> Trace:
 
 
 def held_by_hosts(trace: Trace, host_ns: dict[Direction, int], devices: int) -> Trace:
-    """Add the time for which devices wait for hosts that run ahead, as the simulator does.
-
-    In a stack of equal layers a direction takes as long as its devices, or as long as the busiest
-    host, whichever is longer. What the host needs longer stands at the begin, on all devices.
-    """
+    """Add the time for which devices wait for hosts that run ahead, as the simulator does."""
+    # In a stack of equal layers a direction takes as long as its devices, or as long as the busiest
+    # host, whichever is longer. What the host needs longer stands at the begin, on all devices.
     begin_ns, held = 0, []
     start, end, ready = trace.start_ns.copy(), trace.end_ns.copy(), trace.ready_ns.copy()
     for is_backward, direction in enumerate(_DIRECTIONS):

@@ -109,10 +109,8 @@ class Fabric:
         return min(leaves_ns, self._arriving[0][0] if self._arriving else NEVER_NS)
 
     def advance(self, until_ns: int) -> None:
-        """Let time pass: messages leave and arrive, their parcels end and call their followers.
-
-        A follower that posts a message does so at the moment to which time has come by then.
-        """
+        """Let time pass: messages leave and arrive, their parcels end and call their followers."""
+        # A follower that posts a message does so at the moment to which time has come by then.
         if self._is_advancing:
             return
         self._is_advancing = True

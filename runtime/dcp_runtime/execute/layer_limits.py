@@ -37,10 +37,7 @@ class LayerLimits(NamedTuple):
 
 
 class MaskLimits:
-    """The mask of a plan beside the limits of the layers that run it.
-
-    A loader tells the masks of the plan's sequences, else its spec does, and the largest position.
-    """
+    """The mask of a plan, as a loader or else its spec tells it, beside limits of layers."""
 
     def __init__(self, plan: Plan, bound: Sequence[Bound] = (), largest_position: int = -1) -> None:
         self._plan, self._told, self._largest = plan, bound, largest_position

@@ -31,11 +31,7 @@ Finishes: TypeAlias = frozenset[TransferKind]
 
 
 def working_buffer(own: Tensor, receive_rows: int) -> Tensor | None:
-    """Return a buffer for own rows and received ones; ``None`` if nothing arrives.
-
-    >>> working_buffer(torch.ones(2, 3), 4).shape
-    torch.Size([6, 3])
-    """
+    """Return a buffer for own rows and received ones; ``None`` if nothing arrives."""
     if receive_rows == 0:
         return None
     return own.new_empty(len(own) + receive_rows, *own.shape[1:])
@@ -112,10 +108,8 @@ class Pass(ABC):
         self._lent = [(storage, storage.nbytes()) for storage in storages]
 
     def release(self) -> None:
-        """Lend memory until the next call, and forget the tensors of this one.
-
-        Views of the buffers stay valid, like those of FSDP's parameters.
-        """
+        """Lend memory until the next call, and forget the tensors of this one."""
+        # Views of the buffers stay valid, like those of FSDP's parameters.
         for storage, _ in self._lent:
             storage.resize_(0)
         del self._own, self._queries, self._kv
@@ -293,11 +287,9 @@ class ForwardPass(Pass):
         return out, self._lse if self._is_lse_given else own_rows(self._lse, self._num_local)
 
     def add_sinks(self, sinks: Tensor) -> None:
-        """Let a key of value 0 take its share of each local row, by scores ``[T_local, Hq]``.
-
-        It comes last, and only on the rank that owns a token: a sink counts once. lse leaves it
-        out: beside a sink that takes almost all, a sum of both would not tell the keys' share.
-        """
+        """Let a key of value 0 take its share of each local row, by scores ``[T_local, Hq]``."""
+        # It comes last, and only on the rank that owns a token: a sink counts once. lse leaves it
+        # out: beside a sink that takes almost all, a sum of both would not tell the keys' share.
         rows = slice(0, self._num_local)
         # NaN is -inf - -inf: no key and no sink, and out is 0.
         share = torch.sigmoid(self._state.lse[rows] - sinks).nan_to_num_(0.0)

@@ -79,10 +79,8 @@ def find_call(handle: Tensor) -> OpenCall | None:
 
 
 def plan_of_call(handle: Tensor) -> "PreparedPlan":
-    """Return the plan of a call, of which a copy of the handle may be all that is left.
-
-    Hooks on saved tensors, as of offloaded activations, copy the handle.
-    """
+    """Return the plan of a call, of which a copy of the handle may be all that is left."""
+    # Hooks on saved tensors, as of offloaded activations, copy the handle.
     if (call := find_call(handle)) is not None:
         return call.plan
     if (plan := _objects.get(int(handle[1]))) is None:
@@ -94,11 +92,7 @@ def plan_of_call(handle: Tensor) -> "PreparedPlan":
 
 
 class PreparedBatch:
-    """The plans that were prepared together: a single plan, or those of a stack.
-
-    `layers` of its executor holds the name of the batch and the number of each layer that ran,
-    `reached` the numbers of the plans that a layer ran, or tried to run.
-    """
+    """The plans that were prepared together: a single plan, or those of a stack."""
 
     def __init__(
         self, name: str, masks: Sequence[str], layers: list[tuple[str, int]], *, is_traced: bool
@@ -165,10 +159,7 @@ PLAIN = Softmax()
 
 
 def check_tensors(part: DevicePlan, q: Tensor, kv: Keys) -> None:
-    """Check shapes, dtypes and devices of a forward call.
-
-    Strides may be any; some of the tensors may require gradients and others not.
-    """
+    """Check shapes, dtypes and devices of a forward call; strides and gradients may be any."""
     shape, tokens = part.heads.shape, part.num_local // part.heads.groups
     if isinstance(kv, tuple) and len(kv) != 2:
         raise RunError(

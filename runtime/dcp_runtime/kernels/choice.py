@@ -41,23 +41,18 @@ def known_kernel(name: str) -> str:
 
 
 def segment_rows(wanted: str | None) -> int:
-    """Return the query rows per segment of a table made before the tensors are known.
-
-    Every kernel takes segments of any size; this size suits the kernel that is likely chosen.
-    """
+    """Return the query rows per segment of a table made before the tensors are known."""
+    # Every kernel takes segments of any size; this size suits the kernel that is likely chosen.
     return _SEGMENT_ROWS.get(wanted or "", Kernel.segment_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernel that was chosen, and (name, reason) of every other kernel.
-
-    `is_kept` marks the choice of a later plan: kernel and predictions are those of the first plan.
-    """
+    """The kernel that was chosen, and (name, reason) of every other kernel."""
 
     kernel: Kernel
     refused: tuple[tuple[str, str], ...]
-    is_kept: bool = False
+    is_kept: bool = False  # chosen and predicted for an earlier plan
 
     def explain(self) -> str:
         """Return the choice as lines of text: the kernel, and the reason against each other kernel.

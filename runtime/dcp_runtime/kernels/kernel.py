@@ -16,11 +16,7 @@ from dcp_runtime.plans.tile_table import TileTable
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type that sums are kept in: float64 for float64, else float32.
-
-    >>> accumulator_dtype(torch.bfloat16)
-    torch.float32
-    """
+    """Return the type that sums are kept in: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -88,18 +84,12 @@ class QueryRows:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Sums that backward adds to, and the results of a kernel that finishes them.
+    """Sums that backward adds to, and the results of a kernel that finishes them."""
 
-    Attributes:
-        dq, dkv: ``[N, Hq, D]`` and ``[K, 2, Hkv, D]``, sums.
-        dq_result: ``[T_local, Hq, D]`` in the type of q, as `AttentionState.result`.
-        dkv_result: the same of the keys: dkv, or dk and dv.
-    """
-
-    dq: Tensor
-    dkv: Tensor
-    dq_result: Tensor | None = None
-    dkv_result: tuple[Tensor, ...] | None = None
+    dq: Tensor  # [N, Hq, D]
+    dkv: Tensor  # [K, 2, Hkv, D]
+    dq_result: Tensor | None = None  # [T_local, Hq, D] in the type of q, as `AttentionState.result`
+    dkv_result: tuple[Tensor, ...] | None = None  # the same of the keys: dkv, or dk and dv
 
 
 def row_delta(out: Tensor, dout: Tensor) -> Tensor:
@@ -109,13 +99,11 @@ def row_delta(out: Tensor, dout: Tensor) -> Tensor:
 
 
 def any_out_with(delta: Tensor, dout: Tensor) -> Tensor:
-    """Return an out whose row sums of ``dout * out`` are `delta`.
-
-    Flash operators use out for these sums alone, and only delta travels to remote devices. A
-    multiple of dout has the right sums: ``dout * delta / |dout|²``. Dividing by the largest element
-    first keeps squares from underflowing. By Cauchy-Schwarz the result is never longer than the
-    true out.
-    """
+    """Return an out whose row sums of ``dout * out`` are `delta`."""
+    # Flash operators use out for these sums alone, and only delta travels to remote devices. A
+    # multiple of dout has the right sums: dout * delta / |dout|². Dividing by the largest element
+    # first keeps squares from underflowing. By Cauchy-Schwarz the result is never longer than the
+    # true out.
     # A row of zeros divides by `tiny` instead of 0 and gets out 0.
     tiny = torch.finfo(dout.dtype).tiny
     largest = dout.abs().amax(-1, keepdim=True).clamp_min(tiny)
@@ -127,11 +115,7 @@ def any_out_with(delta: Tensor, dout: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """The kind of tensors and the soft cap of scores, the same in all layers of a prepared plan.
-
-    >>> str(TensorKind(torch.float32, torch.device("cpu"), 64))
-    'torch.float32 on cpu'
-    """
+    """The kind of tensors and the soft cap of scores, the same in all layers of a prepared plan."""
 
     dtype: torch.dtype
     device: torch.device
@@ -179,10 +163,7 @@ class Kernel(ABC):
         return
 
     def work(self, table: TileTable, kind: TensorKind) -> Work:
-        """Count the work of forward for a table, on the host; only kernels that are compared can.
-
-        Others are never asked: `choice.COMPARED` names those that are.
-        """
+        """Count the work of forward for a table; only kernels of `choice.COMPARED` can."""
         raise NotImplementedError
 
     @abstractmethod

@@ -83,10 +83,8 @@ def launch_shape(
 
 
 def _wide_shape(kernel: str, heads: int, *, has_wgmma: bool) -> LaunchShape:
-    """Return the tile of heads above 128: the largest whose loop over whole runs spills nothing.
-
-    Without wgmma it fits the 99 KiB of shared memory of consumer GPUs.
-    """
+    """Return the tile of heads above 128: the largest whose loop over whole runs spills nothing."""
+    # Without wgmma it fits the 99 KiB of shared memory of consumer GPUs.
     if kernel == "dkv":
         return LaunchShape(32, 64, 8, 2) if has_wgmma else LaunchShape(32, 32, 4, 1)
     stages = 2 if kernel == "forward" else 1

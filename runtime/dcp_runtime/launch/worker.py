@@ -44,10 +44,7 @@ WARM_UP = 2
 def measure_ring(
     transport: str, sizes: Sequence[int], counts: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
-    """Measure messages of every size and count, in the default process group.
-
-    The seconds are the median from a barrier until every message of this rank has left and arrived.
-    """
+    """Measure messages of every size and count, in the default process group."""
     device = "cpu"
     if transport == "nccl":
         device = f"cuda:{dist.get_rank()}"
@@ -84,10 +81,8 @@ def _ring_seconds(repeats: int, device: str, size_bytes: int, count: int) -> flo
 
 
 def progress_of(recorders: Sequence[Recorder]) -> dict[str, object]:
-    """Return how many instructions all ranks have begun, and the work of a rank that computes.
-
-    A rank that waits for another does not compute.
-    """
+    """Return how many instructions all ranks have begun, and the work of a rank that computes."""
+    # A rank that waits for another does not compute.
     state: dict[str, object] = {"steps": sum(r.steps for r in recorders), "doing": None}
     for recorder in recorders:
         doing = recorder.doing

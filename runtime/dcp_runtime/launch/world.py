@@ -27,11 +27,7 @@ _Answer = tuple[dict[str, Any], bytes]  # Any: JSON values
 
 @dataclass(slots=True)
 class _Rank:
-    """One worker process and its last message.
-
-    `steps` and `doing` are as in `progress_of`; `busy_rank` is the rank that works, or worked last,
-    which differs from `number` where a process holds all ranks.
-    """
+    """One worker process and its last message; `steps` and `doing` are as in `progress_of`."""
 
     number: int
     worker: Worker
@@ -41,7 +37,7 @@ class _Rank:
     steps: int | None = None
     doing: str | None = None
     division: int | None = None
-    busy_rank: int | None = None
+    busy_rank: int | None = None  # works, or worked last; a process may hold all ranks
     last_step_s: float = 0.0
 
     def begin(self, future: "Future[_Answer]") -> None:

@@ -70,10 +70,7 @@ class HeadLayout:
         return self._by_group(tensor).transpose(0, 1).flatten(1, 2)
 
     def split_kv(self, kv: Tensor) -> Tensor:
-        """Turn ``[T, ..., Hkv, D]`` into ``[G T, ..., max(1, Hkv / G), D]``.
-
-        KV copies that an earlier group owns are zero.
-        """
+        """Turn ``[T, ..., Hkv, D]`` into ``[G T, ..., max(1, Hkv / G), D]``; copies are 0."""
         if self.groups == 1:
             return kv
         if self._sharing == 1:  # at least one kv head for each group
@@ -297,10 +294,7 @@ def _merges(
 
 
 def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints, Ints]:
-    """Return the first rows of queries and of keys of all tiles: local rows, or slots behind them.
-
-    A tile whose block is never on this device has -1.
-    """
+    """Return the first rows of queries and of keys of all tiles, -1 where a block is never here."""
     tiles, (local, own) = plan.tiles, _local_rows(plan, device)
     _, table = _of_device(plan.transfers, device)
     read_q, read_kv = inputs_of_tiles(tiles, table)

@@ -32,11 +32,7 @@ class OwnSums:
 
     @classmethod
     def of_all(cls, num_rows: int) -> "OwnSums":
-        """Return the sums of a kernel that neither begins nor ends any.
-
-        >>> OwnSums.of_all(7).blank
-        (slice(0, 7, None),)
-        """
+        """Return the sums of a kernel that neither begins nor ends any."""
         whole = (slice(0, num_rows),)
         return cls(whole, whole)
 
@@ -72,10 +68,8 @@ def mark_tables(
 def _mark_queries(
     tables: Sequence[TileTable], merges: Sequence[Merge], num_local: int
 ) -> tuple[list[Bools], list[Bools], OwnSums]:
-    """Return the segments of each table whose sums it opens, those that it closes, and the rest.
-
-    Cost: O(S log S) for the S segments of all tables, times the merges.
-    """
+    """Return the segments of each table whose sums it opens, those that it closes, and the rest."""
+    # O(S log S) for the S segments of all tables, times the merges.
     if not tables:
         return [], [], OwnSums.of_all(num_local)
     start = np.concatenate([table.q_start for table in tables]).astype(np.int64)
@@ -109,10 +103,8 @@ def _mark_queries(
 def _mark_keys(
     tables: Sequence[TileTable], merges: Sequence[Merge], num_local: int
 ) -> tuple[list[bool], list[bool], OwnSums]:
-    """Return which tables open, and which close, the sums of all keys that they meet; and the rest.
-
-    Cost: O(P log P) for the P pieces of all tables.
-    """
+    """Return which tables open and which close the sums of all keys that they meet; the rest."""
+    # O(P log P) for the P pieces of all tables.
     spans = [_spans(table) for table in tables]
     merged = [before for before, _ in merges]
     earliest, latest = min(merged, default=_NEVER), max(merged, default=-1)

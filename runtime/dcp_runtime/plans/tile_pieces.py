@@ -306,11 +306,9 @@ def _forms_of(cells: Cells, forms: Sequence[PlacedForm]) -> Ints:
 
 
 def _rasterise(cells: Cells, forms: Sequence[PlacedForm]) -> TilePieces:
-    """Make pieces of cells by painting the form of each; empty cells are dropped.
-
-    A dilated window, a tree or a cache that drops keys has hundreds of ranges in a row. Listing
-    them would cost more than the bits that a kernel reads in the end. O(pairs of the cells).
-    """
+    """Make pieces of cells by painting the form of each; empty cells are dropped."""
+    # A dilated window, a tree or a cache that drops keys has hundreds of ranges in a row. Listing
+    # them would cost more than the bits that a kernel reads in the end. O(pairs of the cells).
     spans = zip(*(getattr(cells, n).tolist() for n in Cells.__slots__[1:]), strict=True)
     found: list[tuple[int, ...]] = []  # cell, first and last key, pairs, kind, mask_start
     ranges, bits = [np.zeros((2, MAX_RANGES, 0), np.int32)], [np.zeros(0, np.uint8)]

@@ -140,11 +140,9 @@ class TableBuilder:
         )
 
     def build_ordered(self, tiles: tuple[int, ...], adds_to: AddsTo) -> list[TileTable]:
-        """Build tables from each of which every sum gets one piece.
-
-        A query gets its keys from the last to the first. A key gets its queries in any order: the
-        sums of its gradients are exact.
-        """
+        """Build tables from each of which every sum gets one piece."""
+        # A query gets its keys from the last to the first. A key gets its queries in any order: the
+        # sums of its gradients are exact.
         pieces = self._pieces
         chosen = np.flatnonzero(np.isin(pieces.tile, tiles))
         q_start, cell = pieces.q_start[chosen], self._cell[chosen]

@@ -65,11 +65,7 @@ class Bundle:
 
 
 def merged_rows(rows: Iterable[slice]) -> tuple[slice, ...]:
-    """Merge slices that follow one another.
-
-    >>> merged_rows([slice(0, 4), slice(4, 6), slice(8, 9)])
-    (slice(0, 6, None), slice(8, 9, None))
-    """
+    """Merge slices that follow one another."""
     found: list[slice] = []
     for each in rows:
         if found and found[-1].stop == each.start:
@@ -80,11 +76,9 @@ def merged_rows(rows: Iterable[slice]) -> tuple[slice, ...]:
 
 
 def bundle(items: Iterable[int], transfers: Mapping[int, Transfer]) -> tuple[Bundle, ...]:
-    """Bundle the transfers of a launch, in the order in which they are listed.
-
-    An input that is passed on travels alone: it leaves as soon as it has arrived, and only its
-    source knows where that was.
-    """
+    """Bundle the transfers of a launch, in the order in which they are listed."""
+    # An input that is passed on travels alone: it leaves as soon as it has arrived, and only its
+    # source knows where that was.
     groups: dict[tuple[int, ...], list[Transfer]] = {}
     for item in items:
         t = transfers[item]

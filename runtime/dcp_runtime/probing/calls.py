@@ -144,10 +144,8 @@ def _returning(module: Module, outputs: Iterator[Tree]) -> Iterator[None]:
 
 @contextmanager
 def at_rest(model: Module) -> Iterator[None]:
-    """Switch off dropout, compilation and torch's fused layers, which call no modules.
-
-    Weights that are all zero would hide everything: they are filled.
-    """
+    """Switch off dropout, compilation and torch's fused layers, which call no modules."""
+    # Weights that are all zero would hide everything: they are filled.
     training = [module for module in model.modules() if module.training]
     zeros = [w for w in model.parameters() if w.ndim > 1 and not w.detach().any()]
     with ExitStack() as stack:

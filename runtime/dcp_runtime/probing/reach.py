@@ -56,10 +56,8 @@ class ModuleReach:
         return found if self.is_gradient else found.T
 
     def mixes(self) -> bool:
-        """Return whether any token reaches another one; at most 2 log2(T) passes.
-
-        The numbers of two tokens differ in a bit, so one of the groups holds one of them alone.
-        """
+        """Return whether any token reaches another one; at most 2 log2(T) passes."""
+        # The numbers of two tokens differ in a bit, so one of the groups holds one of them alone.
         numbers = np.arange(self._tokens)
         bits = [numbers >> bit & 1 == 1 for bit in range((self._tokens - 1).bit_length())]
         return any((self(each) & ~each).any() for bit in bits for each in (bit, ~bit))

@@ -29,10 +29,7 @@ MOST_ELEMENTS = 1 << 24
 
 
 def tiny_model(name: str, layers: int, given: Mapping[str, Any]) -> nn.Module:
-    """Return a model of a class of transformers, small and with random weights.
-
-    Values `given` of the config stand beside or in place of the small sizes, such as a window.
-    """
+    """Return a model of a class of transformers, small and with random weights."""
     import transformers
 
     kind: Any = getattr(transformers, name, None)

@@ -26,10 +26,8 @@ class Unit(NamedTuple):
 
 
 def find_units(top: ModuleCall, tokens: int, passes: Counter[str]) -> list[Unit]:
-    """Return the innermost calls that mix tokens, and those whose own code does, in their order.
-
-    A layer of the class of others that mixes no tokens is returned, too: it hides everything.
-    """
+    """Return the innermost calls that mix tokens, and those whose own code does, in their order."""
+    # A layer of the class of others that mixes no tokens is returned, too: it hides everything.
     known: dict[ModuleCall, tuple[list[ModuleCall], bool]] = {}
     _search(top, tokens, passes, known)
     entries = {_entry(call.name) for call in known} - {""}

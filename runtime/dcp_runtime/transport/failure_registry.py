@@ -160,11 +160,9 @@ class FailureRegistry:
         return agreed
 
     def _follow(self, own: Status, *, is_over: bool) -> PeerError | None:
-        """Follow the chains of waiting ranks; return the failure once their end is certain.
-
-        The search begins at the rank that wrote first. All others looked because of its mark, while
-        their own peers may still compute: silence of those peers proves nothing.
-        """
+        """Follow the chains of waiting ranks; return the failure once their end is certain."""
+        # The search begins at the rank that wrote first. All others looked because of its mark,
+        # while their own peers may still compute: silence of those peers proves nothing.
         first = self._read("first")
         root = self._rank if first is None else int(first)
         known, silent, left = dict[int, Status](), None, None

@@ -81,10 +81,8 @@ class DeadlineStore(Store):
         self._ask(lambda: self._store.set(key, value))  # type: ignore[arg-type]  # bytes as well
 
     def post(self, key: str, value: str) -> None:
-        """Write a value; wait a moment for it, and not where the wait might be for this thread.
-
-        Python may call this on any thread, where it frees what is no longer used.
-        """
+        """Write a value; wait a moment for it, and not where the wait might be for this thread."""
+        # Python may call this on any thread, where it frees what is no longer used.
         answer: Future[Any] = Future()
         self._calls.put((lambda: self._store.set(key, value), answer))
         if not sys.is_finalizing() and threading.current_thread() is not self._thread:

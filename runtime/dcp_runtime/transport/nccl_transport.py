@@ -48,14 +48,11 @@ class DeviceWork(Protocol):
 
 @dataclass(slots=True, eq=False)
 class MessageBatch:
-    """Parcels that started together, of one division and hop.
-
-    `blamed` returns the ranks that may be late; by default all peers of the parcels.
-    """
+    """Parcels that started together, of one division and hop."""
 
     parcels: Sequence[Parcel]
     works: Sequence[DeviceWork]
-    blamed: Callable[[], Sequence[int]] | None = None
+    blamed: Callable[[], Sequence[int]] | None = None  # ranks that may be late
 
     def is_over(self) -> bool:
         """Return whether the device has done all of it."""
@@ -236,11 +233,9 @@ class NcclTransport(GroupTransport):
         division: int | None,
         error: RuntimeError | None = None,
     ) -> PeerError:
-        """Agree on the rank to blame, and end the work that waits on the GPU.
-
-        All peers of a batch may be late, since NCCL does not say which message is missing. A GPU
-        that refuses its work is the fault of this rank.
-        """
+        """Agree on the rank to blame, and end the work that waits on the GPU."""
+        # All peers of a batch may be late, since NCCL does not say which message is missing. A GPU
+        # that refuses its work is the fault of this rank.
         with self._blaming:
             if self._failure is None:
                 self._has_failed = True
@@ -311,20 +306,16 @@ class NcclTransport(GroupTransport):
 
 
 def allow_captures() -> None:
-    """Let this thread ask about messages while another one captures a CUDA graph.
-
-    Otherwise CUDA would refuse the question and end the capture.
-    """
+    """Let this thread ask about messages while another one captures a CUDA graph."""
+    # Otherwise CUDA would refuse the question and end the capture.
     thread_local = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     with suppress(OSError):  # there is no driver
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
 
 def last_limit_s(timeout_s: float) -> float:
-    """Return the time limit of waits on the GPU, which end the process: longer than our limit.
-
-    It counts from the start of a message, our limit from the wait for it.
-    """
+    """Return the time limit of waits on the GPU, which end the process: longer than our limit."""
+    # It counts from the start of a message, our limit from the wait for it.
     return 2 * timeout_s + 60
 
 

@@ -27,10 +27,7 @@ FAN = 16
 
 
 class StoreBarrier:
-    """A barrier of all ranks that exchanges notes through the store of their group.
-
-    Unlike a collective, the store can tell which rank has not come.
-    """
+    """A barrier that exchanges notes through a store, which tells who has not come."""
 
     def __init__(
         self, store: Store, rank: int, size: int, failures: FailureRegistry, timeout_s: float
@@ -114,10 +111,7 @@ class StoreBarrier:
         return FAN * rank + 1 < self._size
 
     def _have_come(self, keys: list[str], deadline: float, meeting: int) -> bool:
-        """Wait for keys; return whether they came before the deadline and any failure.
-
-        `meeting` is the number of the one under way, or of the next.
-        """
+        """Wait for keys; return whether they came before the deadline and any failure."""
         nap_s = FIRST_NAP_S
         while not self._store.check(keys):
             is_over = time.monotonic() > deadline

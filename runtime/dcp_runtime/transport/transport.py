@@ -65,10 +65,7 @@ class Parcel:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def finish(self, error: str | None = None, end_ns: int | None = None) -> None:
-        """Note that it has arrived or left, or why it never will, and call the followers.
-
-        `end_ns` is the moment, if it is not now on the monotonic clock.
-        """
+        """Note that it has arrived or left, or why it never will, and call the followers."""
         self.error, self.end_ns = error, time.perf_counter_ns() if end_ns is None else end_ns
         with self._lock:
             self._is_done = True
@@ -124,10 +121,7 @@ class Transport(ABC):
 
     @abstractmethod
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Wait until every parcel has arrived or left, or have the current stream wait for it.
-
-        Within the timeout an error names the rank and the division.
-        """
+        """Wait until every parcel has arrived or left, or have the current stream wait for it."""
 
     def _await(
         self, parcels: Sequence[Parcel], direction: Direction, limit_s: float, poll_s: float

@@ -88,14 +88,11 @@ class RowErrors:
 
 
 class _Chunk(NamedTuple):
-    """Rows that see some key, the keys that some of these rows see, and the hidden pairs.
-
-    `rows` and `keys` are indices, `hidden` is bool ``[rows, keys]``.
-    """
+    """Rows that see some key, the keys that some of these rows see, and the hidden pairs."""
 
     rows: Tensor
     keys: Tensor
-    hidden: Tensor
+    hidden: Tensor  # bool [rows, keys]
 
 
 class _HeadRows(NamedTuple):
@@ -141,10 +138,8 @@ def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResu
 
 
 def _squares(rows: _HeadRows, scale: float, rounding: Rounding) -> tuple[Tensor, Tensor]:
-    """Return the squares of `RowErrors`: of out and dq ``[2, rows]``, of dk and dv ``[2, keys]``.
-
-    Overwrites weights and dscores, which are as large as the mask. Names follow `RowErrors`.
-    """
+    """Return the squares of `RowErrors`: of out, dq ``[2, rows]``, of dk, dv ``[2, keys]``."""
+    # Overwrites weights and dscores, which are as large as the mask. Names follow `RowErrors`.
     q2, k2, v2, dout2 = (t.square().sum(1) for t in (rows.q, rows.k, rows.v, rows.dout))
     products, head_dim = rows.dout * rows.out, rows.q.shape[1]
     of_dot = 2 * rounding.sums**2 * (1 + head_dim / 24)
@@ -162,11 +157,9 @@ def _squares(rows: _HeadRows, scale: float, rounding: Rounding) -> tuple[Tensor,
 
 
 def eager(head: HeadTensors, mask: Tensor) -> HeadResults:
-    """Compute ``softmax(q kᵀ / sqrt(D) + mask) v`` and its gradients as torch does, by autograd.
-
-    In the dtype of the arguments. Gradients of k and v from several chunks or query heads are added
-    in float32.
-    """
+    """Compute ``softmax(q kᵀ / sqrt(D) + mask) v`` and its gradients as torch does, by autograd."""
+    # In the dtype of the arguments. Gradients of k and v from several chunks or query heads are
+    # added in float32.
     dtype, scale = head.q.dtype, head.q.shape[-1] ** -0.5
     out, dq = torch.zeros_like(head.q), torch.zeros_like(head.q)
     sums = torch.promote_types(dtype, torch.float32)  # float64 stays float64

@@ -153,10 +153,7 @@ class _Tally:
     spread: _Measure = field(default_factory=_Measure)
 
     def add(self, got: Tensor, same: Tensor, want: Tensor, spread: Tensor) -> None:
-        """Add one tensor of the run, of eager attention and of the reference, and its `RowErrors`.
-
-        `spread` has one number for each row, the length of the row's expected error.
-        """
+        """Add one tensor of the run, of eager attention, of the reference; its `RowErrors`."""
         self.error.add(got.double() - want)
         self.eager.add(same.double() - want)
         self.exact.add(want)

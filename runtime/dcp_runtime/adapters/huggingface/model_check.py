@@ -177,11 +177,9 @@ def _special_ids(config: Any) -> frozenset[int]:  # Any: transformers'
 
 
 def _most_tokens(module: Module) -> int:
-    """Return from how many tokens of a call on a layer's temperature counts them; 0 for never.
-
-    Llama 4 scales the queries of some layers by their places in the call, in large steps that a
-    walk does not reach.
-    """
+    """Return from how many tokens of a call on a layer's temperature counts them; 0 for never."""
+    # Llama 4 scales the queries of some layers by their places in the call, in large steps that a
+    # walk does not reach.
     counts = getattr(module, "attn_temperature_tuning", False) and not getattr(
         module, "use_rope", False
     )

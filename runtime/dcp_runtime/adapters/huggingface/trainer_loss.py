@@ -26,17 +26,12 @@ def router_loss(
     """Return this rank's share of the router loss of a batch, and the loss of its own tokens alone.
 
     The loss is ``E * sum_e f_e P_e`` over E experts: f_e is how often a token chose expert e and
-    P_e its mean probability, in the mean over all tokens of the batch and all layers. All ranks
-    count f_e together; it has no gradient. P_e is a sum over tokens, of which a rank adds its own.
+    P_e its mean probability, in the mean over all tokens of the batch and all layers, whose logits
+    are ``[T_local, E]``. All ranks count f_e together; it has no gradient. P_e is a sum over
+    tokens, of which a rank adds its own; a rank without tokens may have a row that stands for one.
     Collective: one message of E + 1 integers.
 
     Source: transformers' ``load_balancing_loss_func``.
-
-    Args:
-        layers: logits of each layer's router, ``[T_local, E]``.
-        top_k: experts that a token chooses.
-        tokens: T_local. A rank without tokens may have a row that stands for one.
-        group: ranks that share the batch.
     """
     experts = layers[0].shape[-1]
     own = [layer.flatten(0, -2)[:tokens].softmax(-1) for layer in layers]

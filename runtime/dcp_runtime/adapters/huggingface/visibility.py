@@ -18,15 +18,12 @@ LONGEST, SAMPLES = 2**20, 1024
 
 
 class Visibility(NamedTuple):
-    """What a layer may see; 0 for no window, and for no chunks.
-
-    `is_known` is false if a mask is none of these.
-    """
+    """What a layer may see; 0 for no window, and for no chunks."""
 
     window: int = 0
     chunk: int = 0
     is_causal: bool = True
-    is_known: bool = True
+    is_known: bool = True  # the mask is one of these
 
 
 def visibility_of(predicate: Predicate | None, window: int | None, is_causal: bool) -> Visibility:

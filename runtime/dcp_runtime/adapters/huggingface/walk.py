@@ -50,15 +50,10 @@ Run: TypeAlias = Callable[["ValuesOnly", Tensor, Tensor], object]
 
 @dataclass(slots=True)
 class ValuesOnly:
-    """An attention that gives every token its own value, for a model that is walked.
-
-    Attributes:
-        seen: what each attention module may see.
-        masks: the masks that the model got, with their predicates, by id.
-    """
+    """An attention that gives every token its own value, for a model that is walked."""
 
     seen: dict[Module, Visibility] = field(default_factory=dict)
-    masks: dict[int, tuple[Tensor, Predicate]] = field(default_factory=dict)
+    masks: dict[int, tuple[Tensor, Predicate]] = field(default_factory=dict)  # of the model, by id
 
     def mask(self, predicate: Predicate, q_length: int, kv_length: int) -> Tensor:
         """Return a mask that stands for its predicate."""
@@ -82,18 +77,11 @@ class ValuesOnly:
 
 
 class Found(NamedTuple):
-    """What a walk found.
+    """What a walk found."""
 
-    Attributes:
-        seen: what each attention module that ran may see.
-        longest: most tokens of a sequence; in longer ones a module reads the largest position.
-            0 for any number.
-        culprit: name and class of the module that mixes tokens; empty if none does.
-    """
-
-    seen: Mapping[Module, Visibility]
-    longest: int
-    culprit: str
+    seen: Mapping[Module, Visibility]  # what each attention module that ran may see
+    longest: int  # tokens; in longer sequences a module reads the largest position; 0: never
+    culprit: str  # name and class of the module that mixes tokens; empty if none does
 
 
 def walk(model: Module, run: Run, vocabulary: int, avoided: frozenset[int]) -> Found:
@@ -279,10 +267,7 @@ def _is_position(value: Any) -> bool:
 
 
 def _longest(found: _Positional) -> int:
-    """Return from how many tokens on other tokens' positions change a module's result; 0: never.
-
-    On copies, since some of these modules remember the largest position.
-    """
+    """Return from how many tokens on other tokens' positions change a module's result; 0: never."""
     most = max(KEPT)
     near = _with_others(found, most)
     if not _is_other(near, _with_others(found, FAR)):
