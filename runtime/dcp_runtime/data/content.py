@@ -1,4 +1,4 @@
-"""Fingerprints of rows and masks, by which ranks and resumed runs notice other data.
+"""Fingerprints of rows and masks, by which ranks, replicas and resumed runs notice other data.
 
 Fingerprints guard against mistakes, not against attacks: they are fast, and not cryptographic.
 """
@@ -11,14 +11,19 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from dcp_dsl import Mask, Spec, Stack
 from dcp_dsl.arrays import Ints
-from dcp_runtime.data.choices import Packing, RowPolicy
+from dcp_runtime.data.choices import Packing, Planning, Replicas, RowPolicy
 from dcp_runtime.data.loss_masks import Values
 from dcp_runtime.data.planner_pool import MaskText
 from dcp_runtime.data.rows import IndexedRows, MaskFunction, Resolver, RowError, StreamedRows
 from dcp_runtime.data.sequences import PackedSequence, join_extra, with_length
+from dcp_runtime.errors import RunError
+from dcp_runtime.plans.batch_plans import SAME_ROWS
+from dcp_runtime.transport.group_store import SERVER, open_store
 
 SHOWN_ROWS = 8
 """Rows whose numbers a message shows."""
@@ -204,3 +209,36 @@ class DataIdentity:
         line = describe_sequences(sequences, is_fixed=is_fixed, is_table=is_table)
         data = f"{self.fingerprint}-{'-'.join(self.hashes)}"
         return f"{line} in epoch {epoch}, step {step} of the data set {data}"
+
+
+TIMEOUT_S = 60.0
+"""How long the store may take to answer."""
+
+
+def is_known(planning: Planning, replicas: Replicas) -> bool:
+    """Return whether this process is a rank of several replicas, which all ranks make up."""
+    if replicas.count == 1 or planning.rank is not None or not dist.is_initialized():
+        return False
+    ranks = replicas.count * replicas.context_ranks
+    is_mesh = isinstance(planning.group, DeviceMesh) and planning.group.ndim > 1
+    return is_mesh or dist.get_world_size() == ranks
+
+
+def compare_replicas(device: int, note: str) -> None:
+    """Compare a note with that of the rank that came first, n-th call with n-th call.
+
+    No rank waits for another one: the first leaves its note, and ranks that come later raise before
+    they train, so that no step mixes different data.
+    """
+    store = open_store(None, "dcp-replicas", TIMEOUT_S)
+    try:
+        first = store.compare_set("note", "", f"{device} {note}").decode()
+    except RuntimeError as error:
+        raise RunError(f"{str(error).splitlines()[0]}; the cause is {SERVER}") from error
+    other, _, expected = first.partition(" ")
+    if expected != note:
+        raise RunError(
+            f"device {device} reads other data than device {other}: expected {expected}, got "
+            f"{note}; {SAME_ROWS}. Every rank also needs the same packing and masks, and asks its "
+            "loaders for their first batches in the same order"
+        )

@@ -6,7 +6,7 @@ This module does not import torch: planner processes load it, and must start fas
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -100,20 +100,9 @@ class Share:
     width: int
 
 
-class Dealt(NamedTuple):
-    """The result of dealing: the documents of each share of each micro-batch.
-
-    `overflow` counts the tokens that a replica would have got by work, if more than its budget:
-    packs were dealt in turn then.
-    """
-
-    micro_batches: list[list[Share]]  # shares by first device; none without documents
-    overflow: int = 0
-
-
 def deal_documents(
     dealing: Dealing, tokens: Sequence[int], pairs: Callable[[], Floats], cluster: Cluster
-) -> Dealt:
+) -> tuple[list[list[Share]], int]:
     """Choose micro-batch and devices of every document, in packed order; deterministic.
 
     The micro-batches of a global batch are neighbours. `pairs` returns the visible pairs of each
@@ -123,7 +112,7 @@ def deal_documents(
     """
     # The case of most loaders, which needs no pairs to be counted.
     if dealing.is_trivial:
-        return Dealt([[Share(tuple(range(len(tokens))), 0, dealing.devices)]])
+        return [[Share(tuple(range(len(tokens))), 0, dealing.devices)]], 0
     overflow = 0
     # `plan_step` refuses fewer documents than micro-batches; in turn, some stay empty.
     if dealing.balance == "order" or len(tokens) < dealing.micro_batches:
@@ -141,7 +130,7 @@ def deal_documents(
     found: list[list[Share]] = [[] for _ in range(dealing.micro_batches)]
     for micro_batch, first, width, documents in assignment.groups():
         found[micro_batch].append(Share(tuple(documents.tolist()), first, width))
-    return Dealt([found[number] for number in _order(dealing)], overflow)
+    return [found[number] for number in _order(dealing)], overflow
 
 
 def _overflow(dealing: Dealing, tokens: Sequence[int], assignment: Assignment) -> int:

@@ -149,7 +149,7 @@ class PlanReply:
     hidden: Runs = ()
     seen: Runs = ()
     steps: tuple[int, ...] = ()  # for each kept sequence the number of its global batch
-    overflow: int = 0  # as of `Dealt`
+    overflow: int = 0  # as of `deal_documents`
 
 
 def encode_reply(reply: PlanReply, plans: Sequence[bytes]) -> bytes:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -184,29 +184,22 @@ class TargetCount:
         )
 
 
-class UsableRows(NamedTuple):
-    """Rows that can be used, and how many tokens of each are."""
-
-    rows: list[int]
-    counts: list[int]
-
-
 def screen(
     lengths: Sequence[int],
     usable_tokens: Callable[[int, int], int],
     screening: Screening,
     micro_batches: int,
-) -> UsableRows:
-    """Judge all rows by their lengths, before any is read."""
-    usable = UsableRows([], [])
+) -> tuple[list[int], list[int]]:
+    """Return the rows that can be used, judged by lengths alone, and how many tokens of each."""
+    rows, counts = list[int](), list[int]()
     for row, length in enumerate(lengths):
         if count := usable_tokens(row, length):
-            usable.rows.append(row)
-            usable.counts.append(count)
+            rows.append(row)
+            counts.append(count)
     screening.begin_reading(len(lengths))
-    if 0 < len(usable.rows) < micro_batches:
+    if 0 < len(rows) < micro_batches:
         raise DatasetError(
-            f"expected at least one row per micro-batch, got {len(usable.rows)} usable rows for "
-            f"micro_batches={micro_batches}; use at most {len(usable.rows)}"
+            f"expected at least one row per micro-batch, got {len(rows)} usable rows for "
+            f"micro_batches={micro_batches}; use at most {len(rows)}"
         )
-    return usable
+    return rows, counts

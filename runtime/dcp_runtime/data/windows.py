@@ -9,10 +9,8 @@ from dcp_runtime.data.choices import Planning, Replicas
 from dcp_runtime.data.dealing import Dealing
 from dcp_runtime.data.packing import Pack, Position
 from dcp_runtime.data.plan_sources import PendingPlan, PlanSource
-from dcp_runtime.data.planner_pool import MaskText, PlanReply, PlanRequest, SequenceRequest
+from dcp_runtime.data.planner_pool import MaskText, PlanRequest, SequenceRequest
 from dcp_runtime.data.sequences import PackedSequence
-from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import SAME_ROWS
 
 logger = logging.getLogger(__name__)
 
@@ -25,15 +23,6 @@ class DealingWindow:
     pending: PendingPlan
     start: Position
     after: Position
-
-    def check_count(self, planned: PlanReply) -> None:
-        """Check plans that another rank may have made against the rows of this one."""
-        own, expected = len(self.sequences), len(planned.steps) + len(planned.left_out)
-        if own != expected:
-            raise other_rows(
-                f"epoch {self.start.epoch}, step {self.start.step}: expected {expected} rows, for "
-                f"which the first rank made the plans, got {own} on this rank"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +78,3 @@ class WindowOpener:
             cluster=self.replicas.cluster if rates is None else rates.cluster,
             config=self.planning.config,
         )
-
-
-def other_rows(what: str) -> RunError:
-    """Return the error of a rank that reads other rows than the rank that planned."""
-    return RunError(f"{what}; {SAME_ROWS}")

@@ -43,7 +43,6 @@ class Clock(ABC, HostClock):
     def __init__(self, size: int, fabric: Fabric) -> None:
         self.size, self.fabric, self.lock = size, fabric, threading.RLock()
         self._bells: set[_Bell] = set()
-        self._met = 0
         self._meeting: list[_Bell] = []
         self._failure: BaseException | None = None
 
@@ -140,6 +139,9 @@ class Clock(ABC, HostClock):
     def _stand(self, bell: _Bell) -> None:
         """Let the present rank stand still until its bell has been rung."""
         self._ring(bell)
+        self._wait_for(bell)
+
+    def _wait_for(self, bell: _Bell) -> None:
         while not bell.event.wait(POLL_S):
             pass
         with self.lock:
@@ -151,15 +153,12 @@ class Clock(ABC, HostClock):
     def _begin(self) -> None:
         """Start the clock."""
 
-    @abstractmethod
-    def _enter(self, rank: int) -> None:
-        """Note that a rank begins."""
-
-    @abstractmethod
     def _end(self) -> None:
         """Stop it."""
 
-    @abstractmethod
+    def _enter(self, rank: int) -> None:
+        """Note that a rank begins."""
+
     def _leave(self) -> None:
         """Note that a rank has ended."""
 
@@ -203,13 +202,6 @@ class VirtualClock(Clock):
             self._drive()
         self._wait_for(bell)
 
-    def _wait_for(self, bell: _Bell) -> None:
-        bell.event.wait()
-        with self.lock:
-            self._bells.discard(bell)
-        if self._failure is not None:
-            raise Stopped
-
     def _drive(self) -> None:
         """Let time pass until a rank goes on; called with the lock."""
         while not self._is_awake and self._failure is None and self._bells:
@@ -234,9 +226,6 @@ class VirtualClock(Clock):
                 self._ring(bell)
             self._is_awake = False
             self._drive()
-
-    def _end(self) -> None:
-        return
 
     def _enter(self, rank: int) -> None:
         self._wait_for(self._entries[rank])
@@ -295,9 +284,3 @@ class DilatedClock(Clock):
             self._is_over = True
             self._changed.notify()
         self._driver.join()
-
-    def _enter(self, rank: int) -> None:
-        return
-
-    def _leave(self) -> None:
-        return

@@ -227,10 +227,9 @@ class EmulatedRun:
         store, is_grouped = HashStore(), ready.costs.order == "grouped"
         self._recorders = [Recorder(rank, is_on=True, clock=self._clock) for rank in range(size)]
         own = [
-            EmulatedTransport(self._clock, rank, store, dict(enumerate(self._recorders)),
-                              is_grouped=is_grouped)
+            EmulatedTransport(self._clock, rank, store, is_grouped=is_grouped)
             for rank in range(size)
-        ]  # fmt: skip
+        ]
         self._ranks = [
             EmulatedInterpreter(
                 ready.parts[rank], ReferenceKernel(),
