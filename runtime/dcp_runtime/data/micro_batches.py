@@ -18,13 +18,7 @@ from dcp_runtime.data.sequences import PackedSequence
 from dcp_runtime.data.targets import TargetFinder
 from dcp_runtime.data.windows import DealingWindow
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import (
-    SAME_ROWS,
-    BatchNote,
-    BatchPlan,
-    StackedPlans,
-    note_batch,
-)
+from dcp_runtime.plans.batch_plans import SAME_ROWS, BatchNote, BatchPlan, StackedPlans, note_batch
 
 logger = logging.getLogger(__name__)
 

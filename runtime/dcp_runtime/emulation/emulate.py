@@ -24,7 +24,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.kernel import ReferenceKernel
 from dcp_runtime.plans.device_plan import DevicePlan, outline_device
 from dcp_runtime.transport.recorder import Recorder, merge_timelines
-from dcp_runtime.transport.transport import NoOverlapTransport
+from dcp_runtime.transport.transport import without_overlap
 
 MOST_DEVICES = 32
 """Most devices that are emulated; two cores carry them."""
@@ -233,8 +233,8 @@ class EmulatedRun:
         self._ranks = [
             EmulatedInterpreter(
                 ready.parts[rank], ReferenceKernel(),
-                each if ready.overlap else NoOverlapTransport(each), self._recorders[rank],
-                False, clock=self._clock, own_transport=each,
+                each if ready.overlap else without_overlap(each), self._recorders[rank],
+                False, clock=self._clock,
                 durations_ns={way: spent[rank] for way, spent in ready.durations.items()},
                 slowdown=ready.slowdown,
             )

@@ -73,7 +73,6 @@ class EmulatedInterpreter(Interpreter):
     """An interpreter whose kernels sleep for the time that the cost model predicts."""
 
     clock: Clock
-    own_transport: EmulatedTransport  # of this rank, which counts its messages
     durations_ns: dict[Direction, Ints]  # of each instruction, in each direction
     slowdown: float  # of attention while messages of the device are under way
     _durations: Iterator[int] = field(default_factory=lambda: iter(()))
@@ -95,7 +94,8 @@ class EmulatedInterpreter(Interpreter):
         duration, start = next(self._durations), self._start()
         match instruction:
             case Attention():
-                if self.own_transport.under_way:
+                assert isinstance(self.transport, EmulatedTransport)
+                if self.transport.under_way:
                     duration = int(np.ceil(duration * self.slowdown))
                 self.clock.sleep(duration)
                 self._note(current, "attention", start, instruction.division)

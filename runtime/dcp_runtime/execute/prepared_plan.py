@@ -396,10 +396,7 @@ class PreparedPlan:
         return found
 
     def _backward_pass(
-        self,
-        key: _PassKey,
-        saved: tuple[Tensor, Keys, Tensor, Tensor, Tensor],
-        scale: float | None,
+        self, key: _PassKey, saved: tuple[Tensor, Keys, Tensor, Tensor, Tensor], scale: float | None
     ) -> BackwardPass:
         q, kv, out, lse, dout = saved
         if (dout.shape, dout.dtype, dout.device) != (out.shape, out.dtype, out.device):

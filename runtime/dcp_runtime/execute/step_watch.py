@@ -14,13 +14,7 @@ from dataclasses import dataclass, field
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.execute.prepared_plan import PreparedPlan
-from dcp_runtime.plans.batch_plans import (
-    BatchNote,
-    DeviceRates,
-    own_work,
-    plan_facts,
-    whole_plan,
-)
+from dcp_runtime.plans.batch_plans import BatchNote, DeviceRates, own_work, plan_facts, whole_plan
 from dcp_runtime.plans.own_cluster import machine_name
 from dcp_runtime.run_log.log import RunLog
 from dcp_runtime.run_log.records import RankTotals, StepRecord, measured_figures, planned_figures

@@ -35,7 +35,7 @@ from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.transport import NoOverlapTransport, Transport
+from dcp_runtime.transport.transport import Transport, without_overlap
 from dcp_runtime.verify.verification import DTYPES, Inputs, random_inputs
 
 WARM_UP = 2
@@ -121,7 +121,7 @@ def _run_rank(
 ) -> dict[str, NDArray[Any]]:
     rank = transport.rank
     if not config.overlap:
-        transport = NoOverlapTransport(transport)
+        transport = without_overlap(transport)
     executor = DCPExecutor(
         kernel=config.kernel, transport=transport, check_finite=config.check_finite
     )

@@ -23,12 +23,7 @@ from dcp_planner.model import MessageOrder
 from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.plans.transfers import Bundle
-from dcp_runtime.transport.failure_registry import (
-    Awaited,
-    FailureRegistry,
-    Status,
-    describe_error,
-)
+from dcp_runtime.transport.failure_registry import Awaited, FailureRegistry, Status, describe_error
 from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.recorder import Recorder, Timeline
 from dcp_runtime.transport.store_barrier import StoreBarrier, Topic
@@ -185,53 +180,22 @@ class Transport(ABC):
         return
 
 
-class NoOverlapTransport(Transport):
-    """A transport without overlap, around another: messages start when their rank next waits.
+def without_overlap(transport: Transport) -> Transport:
+    """Have the messages of a transport start when its rank next waits, and return it.
 
-    A run over this transport shows how much another run gains by overlap. Plans order launches and
-    waits in one way for all devices, so no two ranks can wait for each other here either.
+    A run over it shows how much another run gains by overlap. Plans order launches and waits in one
+    way for all devices, so no two ranks can wait for each other here either.
     """
+    held, start, wait = list[Parcel](), transport.start, transport.wait
 
-    def __init__(self, inner: Transport) -> None:
-        # Without the base's constructor: registry, barrier and time limit are those of `inner`.
-        self.rank, self.size, self.store, self._inner = inner.rank, inner.size, inner.store, inner
-        self._failures, self._barrier = inner._failures, inner._barrier
-        self._timeout_s = inner.timeout_s
-        self._held: list[Parcel] = []
+    def start_and_wait(_: Sequence[Parcel], direction: Direction) -> None:
+        begun = held.copy()
+        held.clear()
+        start(begun)
+        wait(begun, direction)  # others were waited for before
 
-    def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
-        """Begin a call of a plan."""
-        self._inner.begin(part, direction, row_bytes)
-
-    def start(self, parcels: Sequence[Parcel]) -> None:
-        """Keep the parcels for the next wait."""
-        self._held.extend(parcels)
-
-    def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Start all that was kept and wait for all of it."""
-        held, self._held = self._held, []
-        self._inner.start(held)
-        self._inner.wait(held, direction)  # of `parcels`, those not held were waited for before
-
-    def report(self, place: str, division: int | None, error: Exception) -> None:
-        """Tell the other ranks that this one cannot go on."""
-        self._inner.report(place, division, error)
-
-    def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
-        """Wait for every rank at this place."""
-        return self._inner.exchange_notes(note, place, is_error=is_error)
-
-    def catch_up(self) -> None:
-        """Wait until the host knows the end of every message that a stream waits for."""
-        self._inner.catch_up()
-
-    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
-        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
-        return self._inner.gather_timeline(recorder)
-
-    def close(self) -> None:
-        """End the threads of the transport."""
-        self._inner.close()
+    transport.start, transport.wait = held.extend, start_and_wait  # type: ignore[method-assign]
+    return transport
 
 
 _Value = TypeVar("_Value")
