@@ -134,17 +134,6 @@ class Pass(ABC):
     def poison(self) -> None:
         """Fill results with NaN, which shows in the rows that no kernel ends."""
 
-    @property
-    def receive_bytes(self) -> int:
-        """Bytes of the receive buffers, as ``receive_buffer_bytes`` of the planner counts them."""
-        # Inputs arrive behind the local rows, partial results in buffers of their own.
-        arriving = (
-            buffer[0 if kind.is_result else self._num_local :]
-            for kind, buffers in self._buffers.items()
-            for buffer in buffers
-        )
-        return sum(rows.nbytes for rows in arriving)
-
     def copy(self) -> None:
         """Copy the own blocks into the working buffers."""
         for buffer, own in self._own:

@@ -190,17 +190,12 @@ class ProcessWorld:
         return RunError(failures[0]["message"]) if failures else None
 
     def _silent_error(self, member: _Rank) -> RunError:
-        if member.doing is None:
-            return RunError(
-                f"rank {member.number} stalled: no sign of life within {self.timeout_s:g} s",
-                rank=member.number,
-            )
-        return RunError(
-            f"rank {member.busy_rank} stalled: no progress within {self.timeout_s:g} s in "
-            f"{member.doing}",
-            rank=member.busy_rank,
-            division=member.division,
-        )
+        limit = f"within {self.timeout_s:g} s"
+        rank, division, what = member.number, None, f"no sign of life {limit}"
+        if member.doing is not None:
+            rank, division = member.busy_rank, member.division
+            what = f"no progress {limit} in {member.doing}"
+        return RunError(f"rank {rank} stalled: {what}", rank=rank, division=division)
 
     def close(self) -> None:
         """End every process; safe to call twice."""

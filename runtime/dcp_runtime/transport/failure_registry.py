@@ -71,12 +71,7 @@ class FailureRegistry:
 
     def is_marked(self) -> bool:
         """Return whether some rank wrote that it cannot go on."""
-        return self.marked_by() is not None
-
-    def marked_by(self) -> int | None:
-        """Return the latest rank that wrote that it cannot go on, if any."""
-        rank = self._read("marked")
-        return None if rank is None else int(rank)
+        return self._read("marked") is not None
 
     def is_lost(self, ranks: Sequence[int]) -> bool:
         """Return whether waiting for a message of some ranks is in vain."""

@@ -5,8 +5,7 @@ A model is checked by itself before its first batch; see `note_model`.
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -150,20 +149,14 @@ def _calling(model: Module, inputs: dict[str, Any]) -> Callable[[ValuesOnly, Ten
     given = {"use_cache": False, **inputs} if takes_cache else inputs
 
     def run(attention: ValuesOnly, tokens: Tensor, positions: Tensor) -> None:
-        with _as_walking(attention):
+        global _walking
+        _walking = attention
+        try:
             model(input_ids=tokens, position_ids=positions, dcp=attention, **given)
+        finally:
+            _walking = None
 
     return run
-
-
-@contextmanager
-def _as_walking(attention: ValuesOnly) -> Iterator[None]:
-    global _walking
-    _walking = attention
-    try:
-        yield
-    finally:
-        _walking = None
 
 
 def _special_ids(config: Any) -> frozenset[int]:  # Any: transformers'
