@@ -102,7 +102,7 @@ def test_receive_buffers_take_the_bytes_that_the_plan_states(lab):
             backward = BackwardPass(part, queries, keys)
             # Inputs arrive behind the local rows, partial results in buffers of their own.
             arriving = [
-                sum(buffer[0 if kind.is_result else len(rows) :].nbytes
+                sum(buffer[0 if kind.is_result else part.num_local :].nbytes
                     for kind, buffers in each._buffers.items() for buffer in buffers)
                 for each in (forward, backward)
             ]  # fmt: skip

@@ -36,6 +36,7 @@ class PaddedPlans(LayerPlans):
     """The plans of a batch whose local tokens end with padding, which sees nothing."""
 
     own: int  # tokens of this rank in front of the padding
+    model: torch.nn.Module | None = None  # whose outputs leave it out, where it is a stand-in
 
 
 @dataclass(frozen=True)

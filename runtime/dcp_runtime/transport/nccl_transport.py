@@ -4,11 +4,10 @@ import ctypes
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -36,23 +35,12 @@ ABORT_S = 5.0
 """Seconds that communicators get to end."""
 
 
-class DeviceWork(Protocol):
-    """Work of a device, a part of torch's ``dist.Work``."""
-
-    def is_completed(self) -> bool:
-        """Return whether the device has done it."""
-
-    def wait(self) -> object:
-        """Make the current stream wait for it."""
-
-
 @dataclass(slots=True, eq=False)
 class MessageBatch:
     """Parcels that started together, of one division and hop."""
 
     parcels: Sequence[Parcel]
-    works: Sequence[DeviceWork]
-    blamed: Callable[[], Sequence[int]] | None = None  # ranks that may be late
+    works: Sequence[dist.Work]
 
     def is_over(self) -> bool:
         """Return whether the device has done all of it."""
@@ -65,8 +53,6 @@ class MessageBatch:
 
     def peers(self) -> Sequence[int]:
         """Return the ranks that may hold up the batch."""
-        if self.blamed is not None:
-            return self.blamed()
         return list(dict.fromkeys(parcel.bundle.peer for parcel in self.parcels))
 
 

@@ -51,7 +51,7 @@ class Rounding:
 
 
 @dataclass(frozen=True, slots=True)
-class RowErrors:
+class RowErrors(HeadResults):
     """Length, per row, of the error that a blockwise computation is expected to have.
 
     A computation in pieces keeps two numbers of each row i from piece to piece, lse and delta;
@@ -76,15 +76,8 @@ class RowErrors:
     The parts with e_i matter where ``dp - delta`` cancels, as in a row that sees one key: there
     eager attention is exact, since it subtracts equal numbers.
 
-    Attributes:
-        out, dq: ``[G, n]``.
-        dk, dv: ``[n]``.
+    Of out and dq ``[G, n]``, of dk and dv ``[n]``.
     """
-
-    out: Tensor
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
 
 
 class _Chunk(NamedTuple):
