@@ -42,7 +42,7 @@ from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import KERNELS, choose_kernel
 from dcp_runtime.transport.choice import make_transport
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.transport.transport import NoOverlapTransport
+from dcp_runtime.transport.transport import without_overlap
 
 Json = dict[str, Any]  # Any: a JSON document
 BACKWARD_OVER_FORWARD = 2.5
@@ -325,7 +325,7 @@ def _run_process(rank: int, case: Case, backend: str, folder: str) -> None:
     found: Json = {}
     for name in ("overlap", "no overlap"):
         transport = make_transport(None, 60)
-        used = transport if name == "overlap" else NoOverlapTransport(transport)
+        used = transport if name == "overlap" else without_overlap(transport)
         with DCPExecutor(transport=used) as runs:
             for turn in range(3 if has_cuda() else 1):
                 prepared = runs.prepare(part)

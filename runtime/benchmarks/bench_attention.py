@@ -7,14 +7,13 @@ its time, messages are not; those are measured on gloo ranks with the links held
 """
 
 import argparse
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from shutil import which
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch.nn.attention.flex_attention import flex_attention
@@ -60,7 +59,8 @@ def run(options: argparse.Namespace) -> dict[str, object]:
     torch.manual_seed(0)
     return {
         "schema": SCHEMA,
-        "machine": machine("torch") | {"device": device_name(options.device)},
+        "machine": machine("torch")
+        | {"device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu"},
         "attention": [
             measure(name, call, tokens, options)
             for tokens in options.tokens
@@ -87,7 +87,7 @@ def measure(name: str, call: str, tokens: int, options: argparse.Namespace) -> d
     calls: dict[str, Calls] = {
         "executor": executor_calls(plan, q, kv, dout),
         "kernel": kernel_calls(plan, q, kv, dout),
-        "masked": sdpa_calls(q, kv, dout, dense_of(slabs)),
+        "masked": sdpa_calls(q, kv, dout, torch.from_numpy(slabs.tile(0, tokens, 0, tokens))),
         "causal": sdpa_calls(q, kv, dout, None),
     }
     if options.flex:
@@ -130,8 +130,7 @@ def kernel_calls(plan: Plan, q: torch.Tensor, kv: torch.Tensor, dout: torch.Tens
     """Return forward and backward of the kernel alone, on the tables of the plan."""
     kernel = choose_kernel(q.dtype, q.device).kernel
     part = prepare_device(plan, 0, kernel.segment_rows)
-    tables = [table for _, table in part.forward.steps if table is not None]
-    scale, sums = q.shape[-1] ** -0.5, accumulator_dtype(q.dtype)
+    tables, scale, sums = part.forward.tables, q.shape[-1] ** -0.5, accumulator_dtype(q.dtype)
 
     def forward() -> AttentionState:
         state = AttentionState.empty(len(q), q.shape[1], q.shape[2], sums, q.device)
@@ -155,10 +154,7 @@ def sdpa_calls(
     q: torch.Tensor, kv: torch.Tensor, dout: torch.Tensor, mask: torch.Tensor | None
 ) -> Calls:
     """Return forward and backward of torch's attention, dense mask or causal."""
-    leaves = [x.transpose(0, 1).unsqueeze(0).detach() for x in (q, kv[:, 0], kv[:, 1])]
-    for leaf in leaves:
-        leaf.requires_grad_()
-    bias = None
+    leaves, bias = leaves_of(q, kv), None
     if mask is not None:
         bias = torch.zeros(mask.shape, device=q.device, dtype=q.dtype)
         bias.masked_fill_(~mask.to(q.device), -torch.inf)
@@ -168,31 +164,35 @@ def sdpa_calls(
             *leaves, attn_mask=bias, is_causal=mask is None, enable_gqa=True
         )
 
-    out = forward()
+    return forward, backward_of(forward(), leaves, dout)
+
+
+def leaves_of(q: torch.Tensor, kv: torch.Tensor) -> list[torch.Tensor]:
+    """Return q, k and v as torch's attention takes them, with gradients."""
+    parts = (x.transpose(0, 1).unsqueeze(0).detach() for x in (q, kv[:, 0], kv[:, 1]))
+    return [part.requires_grad_() for part in parts]
+
+
+def backward_of(
+    out: torch.Tensor, leaves: list[torch.Tensor], dout: torch.Tensor
+) -> Callable[[], object]:
+    """Return the backward of an output."""
     upstream = dout.transpose(0, 1).unsqueeze(0)
-
-    def backward() -> object:
-        return torch.autograd.grad(out, leaves, upstream, retain_graph=True)
-
-    return forward, backward
+    return lambda: torch.autograd.grad(out, leaves, upstream, retain_graph=True)
 
 
 def flex_calls(q: torch.Tensor, kv: torch.Tensor, dout: torch.Tensor, slabs: Slabs) -> Calls:
     """Return FlexAttention, compiled, on block lists of the same mask; no backward on the CPU."""
     # Sizes as variables do not compile on the CPU: torch 2.13 writes C++ that lacks a declaration.
     compiled = torch.compile(flex_attention, dynamic=False)
-    leaves = [x.transpose(0, 1).unsqueeze(0).detach() for x in (q, kv[:, 0], kv[:, 1])]
-    block_mask = flex_block_mask(slabs, device=q.device)
+    leaves, block_mask = leaves_of(q, kv), flex_block_mask(slabs, device=q.device)
+    if q.device.type == "cpu":
+        leaves = [leaf.detach() for leaf in leaves]
 
     def forward() -> torch.Tensor:
         return cast(torch.Tensor, compiled(*leaves, block_mask=block_mask, enable_gqa=True))
 
-    if q.device.type == "cpu":
-        return forward, None
-    for leaf in leaves:
-        leaf.requires_grad_()
-    out, upstream = forward(), dout.transpose(0, 1).unsqueeze(0)
-    return forward, lambda: torch.autograd.grad(out, leaves, upstream, retain_graph=True)
+    return forward, None if q.device.type == "cpu" else backward_of(forward(), leaves, dout)
 
 
 def medians(
@@ -238,15 +238,9 @@ def measure_prepare(name: str, call: str, tokens: int = 131_072) -> dict[str, ob
     }  # fmt: skip
 
 
-def dense_of(slabs: Slabs) -> torch.Tensor:
-    """Return the mask as a bool matrix."""
-    return torch.from_numpy(slabs.tile(0, slabs.num_tokens, 0, slabs.num_tokens))
-
-
-def to_tables(document: dict[str, object]) -> str:
-    """Write the document as Markdown."""
+def to_tables(document: dict[str, Any]) -> str:
+    """Write the document as Markdown (`Any`: JSON)."""
     attention = document["attention"]
-    assert isinstance(attention, list), "the schema says so"
     yardsticks = {"masked": "masked SDPA", "causal": "causal SDPA"}
     if any("flex" in row["forward"] for row in attention):
         yardsticks["flex"] = "FlexAttention"
@@ -264,20 +258,13 @@ def to_tables(document: dict[str, object]) -> str:
             ]
             lines.append(f"| {' | '.join(cells)} |")
     lines += ["", "| prepare | tokens | median | range |", "|---|---|---|---|"]
-    prepare = document["prepare"]
-    assert isinstance(prepare, list), "the schema says so"
-    for row in prepare:
+    for row in document["prepare"]:
         low, high = row["range_s"]
         lines.append(
             f"| {row['mask']}, 8 ranks | {row['tokens']:,} | {1e3 * row['median_s']:.1f} ms | "
             f"{1e3 * low:.1f}-{1e3 * high:.1f} ms |"
         )
     return "\n".join(lines)
-
-
-def device_name(device: str) -> str:
-    """Name the device of the tensors."""
-    return torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu"
 
 
 if __name__ == "__main__":

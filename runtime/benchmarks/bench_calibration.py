@@ -10,16 +10,15 @@ runs five plans that no constant was fitted to, forward and backward. A calibrat
 machine busy says so itself: its errors stand in a line of their own.
 """
 
-import json
+import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl/benchmarks"))
-from recording import geomean, machine, markdown, write
+from recording import geomean, machine, markdown, provenance, report, write
 
 from dcp_runtime.launch.calibration import calibrate_cpu
 
@@ -30,25 +29,17 @@ HEADER = (
 )  # fmt: skip
 
 
-@click.command()
-@click.option("--ranks", default="2,4", show_default=True, help="Comma list of process counts.")
-@click.option("--runs", type=click.IntRange(min=1), default=10, show_default=True)
-@click.option("--json", "out", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--table", type=click.Path(exists=True, path_type=Path))
-def main(ranks: str, runs: int, out: Path | None, table: Path | None) -> None:
-    """Calibrate this machine, or print the table of earlier results."""
-    if table is not None:
-        click.echo(to_table(json.loads(table.read_text())))
-        return
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Calibrate this machine; return the document."""
     document: dict[str, Any] = {"schema": SCHEMA, "machine": machine(), "runs": []}
-    for number in range(runs):
-        for count in map(int, ranks.split(",")):
+    for number in range(options.runs):
+        for count in options.ranks:
             found = calibrate_cpu(count, lambda _: None).to_json()
             document["runs"].append({"ranks": count, **found})
-            click.echo(f"run {number}, {count} ranks, noise {found['noise']:.0%}", err=True)
-            if out is not None:
-                write(out, document)
-    click.echo(to_table(document))
+            print(f"run {number}, {count} ranks, noise {found['noise']:.0%}", file=sys.stderr)
+            if options.json is not None:
+                write(options.json, document)
+    return document
 
 
 def to_table(document: dict[str, Any]) -> str:
@@ -66,10 +57,11 @@ def to_table(document: dict[str, Any]) -> str:
             f"{np.median(errors):.0%}", f"{np.quantile(errors, 0.9):.0%}",
             f"{np.mean(errors <= 0.15):.0%}", f"{mean:.2f}",
         ])  # fmt: skip
-    where = document["machine"]
-    text = f"{where['processor']}, {where['cores']} cores, commit {where['commit']}."
-    return f"{markdown(HEADER, lines)}\n\n{text}"
+    return f"{markdown(HEADER, lines)}\n{provenance(document)}"
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4], help="process counts")
+    parser.add_argument("--runs", type=int, default=10)
+    report(parser, run, to_table)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from recording import machine, report
+from recording import machine, markdown, report, shown
 
 from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig
@@ -67,16 +67,13 @@ def measure(mask: str, processes: int, step_s: float, batches: int) -> dict[str,
         look_ahead=LookAhead(batches=2, processes=processes),
     )
     waits, parts = [], []
-    try:
-        batches_left = iter(loader)
-        while True:
-            started = time.perf_counter()
-            found = next(batches_left, None)
-            if found is None:
-                break
+    with loader:
+        started = time.perf_counter()
+        for _, plan in loader:
             waits.append(time.perf_counter() - started)
-            parts.append(max(map(len, encode_parts(found[1]))))
+            parts.append(max(map(len, encode_parts(plan))))
             work(step_s)
+            started = time.perf_counter()
         metrics = loader.metrics
         return {
             "mask": mask,
@@ -88,31 +85,19 @@ def measure(mask: str, processes: int, step_s: float, batches: int) -> dict[str,
             "wait_s_max": max(waits[1:]),
             "largest_part_bytes": max(parts),
         }
-    finally:
-        loader.close()
 
 
 def table(document: dict[str, Any]) -> str:
     """Return the results as Markdown."""
+    header = ["mask", "planner processes", "planning a batch, ms", "waits, median", "most",
+              "largest part, kB"]  # fmt: skip
+    times = ("plan_s", "wait_s_median", "wait_s_max")
     lines = [
-        "| mask | planner processes | planning a batch | waits, median | most | largest part |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    lines += [
-        f"| {row['mask']} | {row['processes']} | {row['plan_s'] * 1e3:.0f} ms "
-        f"| {row['wait_s_median'] * 1e3:.0f} ms | {row['wait_s_max'] * 1e3:.0f} ms "
-        f"| {row['largest_part_bytes'] / 1e3:.0f} kB |"
+        [row["mask"], str(row["processes"]), *(shown(row[name], ".0f", 1e3) for name in times),
+         shown(row["largest_part_bytes"], ".0f", 1e-3)]
         for row in document["rows"]
-    ]
-    return "\n".join(lines)
-
-
-def main() -> None:
-    """Measure, or print the table of a measurement."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--step-s", type=float, default=1.0)
-    parser.add_argument("--batches", type=int, default=8)
-    report(parser, run, table)
+    ]  # fmt: skip
+    return markdown(header, lines)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
@@ -130,4 +115,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--step-s", type=float, default=1.0)
+    parser.add_argument("--batches", type=int, default=8)
+    report(parser, run, table)

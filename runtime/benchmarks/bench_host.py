@@ -13,6 +13,7 @@ command adds, for `--recorded` clusters, plans of recorded batches: the layer of
 of the busiest. This CPU is not that of a machine with GPUs; calls of CUDA and NCCL are not in it.
 """
 
+import argparse
 import json
 import statistics
 import sys
@@ -24,12 +25,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import click
 import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "planner" / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
 from recorded_masks import sequences_of
+from recording import markdown, report
 
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, Direction, ModelShape, Plan, PlanConfig, build_plan
@@ -46,18 +48,15 @@ from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.transport import Parcel
 
 LAYERS = 25
+HEADER = (
+    "plan", "kernel calls", "blocks", "messages", "a layer, CPU us: mean rank", "busiest"
+)  # fmt: skip
 WORKLOADS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks/data/workloads.json"
 Row: TypeAlias = dict[str, Any]
 """One rank of a plan; `Any`: numbers and a text."""
 SIZES = (
-    (1, 1024, 2),
-    (2, 256, 2),
-    (2, 1024, 3),
-    (4, 1024, 3),
-    (4, 2048, 5),
-    (8, 2048, 4),
-    (8, 4096, 8),
-)
+    (1, 1024, 2), (2, 256, 2), (2, 1024, 3), (4, 1024, 3), (4, 2048, 5), (8, 2048, 4), (8, 4096, 8),
+)  # fmt: skip
 """Devices, tokens and divisions of each plan; blocks of 64 tokens."""
 
 
@@ -73,23 +72,13 @@ class NoKernel(Kernel):
         """Do nothing."""
 
 
-@click.command()
-@click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
-@click.option("--recorded", multiple=True, help="Cluster of recorded batches; may be repeated.")
-@click.option("--table", type=click.Path(exists=True), help="Print the table of such a file.")
-def main(out: str | None, recorded: tuple[str, ...], table: str | None) -> None:
-    """Run the benchmark, or print the table of its results."""
-    if table is not None:
-        click.echo(table_of(json.loads(Path(table).read_text())))
-        return
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return the document."""
     torch.set_num_threads(1)
     torch.autograd.set_multithreading_enabled(False)  # backward runs on the thread that is timed
     rows = [row for size in SIZES for row in measure(*size)]
-    rows += [row for name in recorded for row in measure_recorded(name)]
-    document = {"schema": "dcp.bench_host/3", "rows": rows, "fit": fit(rows)}
-    if out is not None:
-        Path(out).write_text(json.dumps(document, indent=1) + "\n")
-    click.echo(table_of(document))
+    rows += [row for name in options.recorded for row in measure_recorded(name)]
+    return {"schema": "dcp.bench_host/3", "rows": rows, "fit": fit(rows)}
 
 
 def measure(devices: int, tokens: int, divisions: int) -> list[Row]:
@@ -99,11 +88,7 @@ def measure(devices: int, tokens: int, divisions: int) -> list[Row]:
     sparsity = block_sparsity([mask], 64, 64)
     plan = build_plan(sparsity, ModelShape(1, 1, 1, 4), Cluster(1, devices), config)
     prepared_s = max(LoopbackWorld(devices, lockstep=True).run(partial(prepare_s, plan=plan)))
-    return [
-        {**counts(plan, rank), "plan": f"{devices} ranks, {tokens:,} tokens", "directions": 2,
-         "seconds": layer_s(plan, rank), "prepare_s": prepared_s}
-        for rank in range(devices)
-    ]  # fmt: skip
+    return rows_of(plan, plan=f"{devices} ranks, {tokens:,} tokens", prepare_s=prepared_s)
 
 
 def measure_recorded(cluster_name: str) -> list[Row]:
@@ -114,12 +99,16 @@ def measure_recorded(cluster_name: str) -> list[Row]:
         sparsity = cut_blocks(masks, choose_block_size(masks, cluster))
         plan = build_plan(sparsity, ModelShape(8, 2, 128), cluster, PlanConfig(head_groups=1))
         plan = replace(plan, shape=ModelShape(1, 1, 1, 4))
-        rows += [
-            {**counts(plan, rank), "plan": f"{cluster_name}, {workload['id']}", "directions": 2,
-             "seconds": layer_s(plan, rank)}
-            for rank in range(plan.num_devices)
-        ]  # fmt: skip
+        rows += rows_of(plan, plan=f"{cluster_name}, {workload['id']}")
     return rows
+
+
+def rows_of(planned: Plan, **more: Any) -> list[Row]:  # Any: of a row
+    """Count and time a layer of every rank."""
+    return [
+        {**counts(planned, rank), **more, "directions": 2, "seconds": layer_s(planned, rank)}
+        for rank in range(planned.num_devices)
+    ]
 
 
 def prepare_s(transport: LoopbackTransport, plan: Plan) -> float:
@@ -185,24 +174,23 @@ def fit(rows: list[Row]) -> dict[str, float]:
 
 def table_of(document: dict[str, Any]) -> str:  # Any: JSON values
     """Write a line per plan, then the fit."""
-    lines = [
-        "| plan | kernel calls | blocks | messages | a layer, CPU us: mean rank | busiest |",
-        "|---|---:|---:|---:|---:|---:|",
-    ]
+    lines = []
     for plan, ranks in groupby(document["rows"], lambda row: row["plan"]):
         rows = list(ranks)
         mean = [statistics.mean(r[key] for r in rows) for key in ("calls", "blocks", "messages")]
         spent = [1e6 * r["seconds"] for r in rows]
-        cells = [f"{x:.0f}" for x in (*mean, statistics.mean(spent), max(spent))]
-        lines.append("| " + " | ".join([plan, *cells]) + " |")
+        cells = (*mean, statistics.mean(spent), max(spent))
+        lines.append([plan, *(f"{x:.0f}" for x in cells)])
     f, prepared = document["fit"], [r["prepare_s"] for r in document["rows"] if "prepare_s" in r]
-    return "\n".join([
-        *lines, "",
+    return (
+        f"{markdown(HEADER, lines)}\n\n"
         f"{f['pass_s'] * 1e6:.0f} us a direction, {f['call_s'] * 1e6:.0f} us a kernel call, "
         f"{f['message_s'] * 1e6:.0f} us an end of a message; off by {f['off']:.0%}. `prepare`: "
-        f"{min(prepared) * 1e3:.1f} to {max(prepared) * 1e3:.1f} CPU ms.",
-    ])  # fmt: skip
+        f"{min(prepared) * 1e3:.1f} to {max(prepared) * 1e3:.1f} CPU ms."
+    )
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recorded", action="append", default=[], help="cluster of batches")
+    report(parser, run, table_of)

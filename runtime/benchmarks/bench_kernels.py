@@ -9,12 +9,11 @@ cut into runs, all pairs but those of full pieces went through such a loop.
 import argparse
 import contextlib
 import io
-import json
 import re
 import subprocess
+import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,9 @@ import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
+from recording import markdown, report, shown
 
 from dcp_runtime.kernels import triton_source
 from dcp_runtime.kernels.kernel import TensorKind, Work
@@ -78,22 +80,17 @@ def main() -> None:
     parser.add_argument("--arch", type=int, nargs="+", choices=ARCHS, default=ARCHS)
     parser.add_argument("--head-dim", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
     parser.add_argument("--masks", nargs="*", choices=MASKS, default=MASKS)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    parser.add_argument("--table", type=Path, metavar="JSON")
-    options = parser.parse_args()
-    if options.table:
-        print(to_table(json.loads(options.table.read_text())))
-        return
-    document = measure(options.arch, options.head_dim, options.masks)
-    print(to_table(document))
-    if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    report(parser, measure, to_table)
 
 
-def measure(archs: Sequence[int], head_dims: Sequence[int], masks: Sequence[str]) -> Json:
+def measure(options: argparse.Namespace) -> Json:
     """Compile the cases of some compute capabilities and sizes, and cut some masks into runs."""
     warnings.simplefilter("ignore")  # Triton's own, about defaults of later versions
-    rows = [compile_case(*case) for case in CASES if case[-1] in archs and case[2] in head_dims]
+    rows = [
+        compile_case(*case)
+        for case in CASES
+        if case[-1] in options.arch and case[2] in options.head_dim
+    ]
     return {
         "schema": SCHEMA,
         "triton": triton.__version__,
@@ -101,7 +98,7 @@ def measure(archs: Sequence[int], head_dims: Sequence[int], masks: Sequence[str]
         "tokens": TOKENS,
         "ranks": RANKS,
         "group": GROUP,
-        "pairs": {name: pairs_of(MASKS[name]) for name in masks},
+        "pairs": {name: pairs_of(MASKS[name]) for name in options.masks},
     }
 
 
@@ -221,37 +218,32 @@ def _type_of(name: str, dtype: torch.dtype) -> str:
 
 def to_table(document: Json) -> str:
     """Return a document as a Markdown table."""
-    lines = [
-        "| sm | kernel | type, head_dim | rows x keys | edge | shared | registers | spilled "
-        "| instructions per pass, whole | masked | wgmma / mma |",
-        "|---|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    header = ["sm", "kernel", "type, head_dim", "rows x keys", "edge", "shared, KiB", "registers",
+              "spilled, B", "instructions per pass, whole", "masked", "wgmma / mma"]  # fmt: skip
+    lines = []
     for row in document["kernels"]:
         # Without tensor cores there is no loop to count.
         # Blackwell's products are asynchronous: its loops are cut where they wait.
         loops = row["loops"] if len(row["loops"]) == 2 else []
         cells = [str(loop["instructions"]) for loop in loops] or ["-", "-"]
         products = " / ".join(str(loops[0][k]) for k in ("wgmma", "mma")) if loops else "-"
-        lines.append(
-            f"| {row['arch']} | {row['kernel']}{', bits' if row['has_bits'] else ''} "
-            f"| {row['dtype']}, {row['head_dim']} | {row['shape'][0]} x {row['shape'][1]} "
-            f"| {row['edge']} | {row['shared_bytes'] / 1024:.0f} KiB | {row['registers']} "
-            f"| {row['spill_bytes']} B "
-            f"| {' | '.join(cells)} | {products} |"
-        )
+        lines.append([
+            str(row["arch"]), f"{row['kernel']}{', bits' if row['has_bits'] else ''}",
+            f"{row['dtype']}, {row['head_dim']}", f"{row['shape'][0]} x {row['shape'][1]}",
+            str(row["edge"]), shown(row["shared_bytes"], ".0f", 1 / 1024), str(row["registers"]),
+            str(row["spill_bytes"]), *cells, products,
+        ])  # fmt: skip
     whole, masked = (loop["instructions"] for loop in document["kernels"][0]["loops"])
     edge, step = document["kernels"][0]["edge"], document["kernels"][0]["shape"][1]
-    lines += [
-        "",
-        f"| {document['tokens']:,} tokens, {document['ranks']} ranks | keys in whole passes | keys "
-        f"read by tiles that {document['group']} heads share | instructions of their loops |",
-        "|---|---|---|---|",
-    ]
+    kernels, lines = markdown(header, lines), []
+    header = [f"{document['tokens']:,} tokens, {document['ranks']} ranks", "keys in whole passes",
+              f"keys read by tiles that {document['group']} heads share",
+              "instructions of their loops"]  # fmt: skip
     for name, pairs in document["pairs"].items():
         alone, shared = ([w + e, w / step * whole + e / edge * masked] for w, e in pairs)
         ratios = (f"{ours / theirs:.3f}" for ours, theirs in zip(shared, alone, strict=True))
-        lines.append(f"| {name} | {pairs[1][0] / shared[0]:.1%} | {' | '.join(ratios)} |")
-    return "\n".join(lines)
+        lines.append([name, f"{pairs[1][0] / shared[0]:.1%}", *ratios])
+    return f"{kernels}\n\n{markdown(header, lines)}"
 
 
 if __name__ == "__main__":

@@ -192,7 +192,7 @@ def _run_direction(
     durations = {name: spent[rank] for name, spent in ready.durations.items()}
     interpreter = EmulatedInterpreter(
         ready.parts[rank], ReferenceKernel(), transport, recorder, False,
-        clock=clock, own_transport=transport, durations_ns=durations, slowdown=ready.slowdown,
+        clock=clock, durations_ns=durations, slowdown=ready.slowdown,
     )  # fmt: skip
     notes = transport.exchange_notes(f"{time.monotonic():.6f}", "the begin")
     begin_s = max(map(float, notes)) + LEAD_S

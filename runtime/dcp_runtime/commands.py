@@ -445,9 +445,8 @@ def audit(
     Options of the script follow after --. Says of every parameter whether its gradient is right.
     Exits with status 1 on faults.
     """
-    from dcp_runtime.auditing.audit import audit_script
-    from dcp_runtime.auditing.report import to_json, to_text
-    from dcp_runtime.auditing.runs import AuditOrder
+    from dcp_runtime.auditing.findings import to_json, to_text
+    from dcp_runtime.auditing.runs import AuditOrder, audit_script
 
     order = AuditOrder(
         (script, *arguments),
@@ -476,13 +475,7 @@ def audit(
 @click.option("--out", type=click.Path(), help="Data set of trees to write: .parquet or .jsonl.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def trees(
-    data: str,
-    by: str,
-    token_budget: int | None,
-    min_gain: int,
-    out: str | None,
-    *,
-    as_json: bool,
+    data: str, by: str, token_budget: int | None, min_gain: int, out: str | None, *, as_json: bool
 ) -> None:
     """Find the prefixes that rollouts in DATA share, and store each once.
 

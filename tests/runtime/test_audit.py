@@ -13,10 +13,9 @@ import torch
 from click.testing import CliRunner
 
 from dcp_runtime import RunError
-from dcp_runtime.auditing.audit import audit_script
 from dcp_runtime.auditing.data_checks import check_rows
 from dcp_runtime.auditing.observer import Observer
-from dcp_runtime.auditing.runs import AuditOrder
+from dcp_runtime.auditing.runs import AuditOrder, audit_script
 from dcp_runtime.commands import audit as command
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "audit"

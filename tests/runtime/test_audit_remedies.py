@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dcp_runtime.auditing.audit import audit_script
-from dcp_runtime.auditing.runs import AuditOrder
+from dcp_runtime.auditing.runs import AuditOrder, audit_script
 
 SCRIPT = """
 import contextlib

@@ -212,12 +212,12 @@ def test_documents_are_dealt_as_the_choices_say(snapshots):
                 asked.append(1)
                 return np.array([n * (n + 1) / 2 for n in lengths])
 
-            found = deal_documents(dealing, lengths, pairs, cluster)
+            micro_batches, overflow = deal_documents(dealing, lengths, pairs, cluster)
             shares = "; ".join(
                 ", ".join(f"{s.documents} on {s.first}+{s.width}" for s in own) or "none"
-                for own in found.micro_batches
+                for own in micro_batches
             )
-            lines.append(f"{lengths}: {shares}, overflow {found.overflow}, pairs {len(asked)}")
+            lines.append(f"{lengths}: {shares}, overflow {overflow}, pairs {len(asked)}")
         texts[title] = "\n".join(lines)
     snapshots.check("dealings", {**texts, "all choices": dealing.name})
 

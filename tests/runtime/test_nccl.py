@@ -24,7 +24,7 @@ from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import DCPExecutor, RunError
 from dcp_runtime.transport import group_store, group_transport, nccl_transport
 from dcp_runtime.transport.nccl_transport import MessageBatch, NcclTransport
-from dcp_runtime.transport.transport import NoOverlapTransport
+from dcp_runtime.transport.transport import without_overlap
 
 TIMEOUT_S = 2.0
 SEND, RECEIVE = "send", "receive"
@@ -205,7 +205,7 @@ def on_ranks(monkeypatch):
         (Cluster(1, 2), PlanConfig("static:zigzag"), None),
         (Cluster(1, 4), PlanConfig("native", divisions=4), None),
         (Cluster(2, 2), PlanConfig("native", routing="node", divisions=4), None),
-        (Cluster(2, 2), PlanConfig("native", routing="node", divisions=4), NoOverlapTransport),
+        (Cluster(2, 2), PlanConfig("native", routing="node", divisions=4), without_overlap),
         (Cluster(2, 2), PlanConfig("static:zigzag", head_groups=2), None),
     ],
     ids=["a pair", "a node", "once per node", "no overlap", "head groups"],

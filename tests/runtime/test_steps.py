@@ -306,7 +306,7 @@ def replicas_of_one_store(monkeypatch):
     """Let loaders of this process compare as if each were made on a rank of its own."""
     store = dist.HashStore()
     monkeypatch.setattr("dcp_runtime.data.dataloader.is_known", lambda *_: True)
-    monkeypatch.setattr("dcp_runtime.data.replica_check.open_store", lambda *_: store)
+    monkeypatch.setattr("dcp_runtime.data.content.open_store", lambda *_: store)
 
 
 SAME = rows_of([7, 5, 9, 3])

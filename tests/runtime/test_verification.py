@@ -16,7 +16,6 @@ from dcp_runtime.verify import dense_attention
 from dcp_runtime.verify.dense_attention import HeadTensors, Rounding, eager, exact
 from dcp_runtime.verify.verification import (
     Inputs,
-    _Measure,
     _rounding_of,
     _Tally,
     random_inputs,
@@ -102,12 +101,8 @@ def test_a_fault_in_one_tensor_is_found(ran, tensor, fault):
 @pytest.mark.parametrize(("norm", "peak"), [(9.0, 0.5), (0.5, 9.0), (0.5, 0.5)])
 def test_the_bound_is_for_the_norm_and_for_the_worst_element(norm, peak):
     # The exact tensor has norm and peak 1e-9: nothing is left but eager's error and the spread.
-    tally = _Tally(
-        error=_Measure(norm**2, peak),
-        eager=_Measure(1.0, 1.0),
-        exact=_Measure(1e-18, 1e-9),
-        spread=_Measure(1.0, 1.0),
-    )
+    tally = _Tally()
+    tally.squares, tally.largest = [norm**2, 1.0, 1e-18, 1.0], [peak, 1.0, 1e-9, 1.0]
     assert tally.finish("out", ROUNDING).ok == (norm < 1 and peak < 1)
 
 

@@ -120,10 +120,7 @@ class DCPLoadBalancer(_LoadBalancer):
         return _tokens_of(self._order, self.block).to(self.device)
 
     def _generate_indices(self, restore: bool = False) -> Tensor:
-        """Return the token at each place, or with `restore` the place of each token.
-
-        int64 ``[rows, tokens]``; place ``i`` belongs to rank ``i // (tokens // ranks)``.
-        """
+        """Return the token at each place, or each token's place, int64 ``[rows, tokens]``."""
         # The inverse of a permutation is the order that sorts it.
         return torch.argsort(self._indices, dim=1) if restore else self._indices
 
@@ -279,12 +276,9 @@ MAX_CHUNKS = 4096
 def deal_blocks(work: Floats, sees: Bools, num_ranks: int, tolerance: float) -> Ints:
     """Return the rank of every block, int64 ``[B]``; each rank gets ``B / num_ranks``.
 
-    Args:
-        work: ``[M, B]``, the cost of each block under each mask.
-        sees: ``[B, B]``, the key blocks that a query block needs.
-        num_ranks: a divisor of B.
-        tolerance: a rank may exceed the mean work of a mask by this share, or hold one block that
-            alone exceeds it. If the search does not reach that, its last deal is returned.
+    `work` is ``[M, B]``, the cost of each block under each mask, `sees` ``[B, B]``, the key blocks
+    that a query block needs. A rank may exceed the mean work of a mask by the tolerance, or hold
+    one block that alone exceeds it. If the search does not reach that, its last deal is returned.
 
     >>> causal = np.tril(np.ones((8, 8), bool))
     >>> deal_blocks(causal.sum(1)[None] * 1.0, causal, 2, 0.01).tolist()
@@ -309,22 +303,14 @@ def deal_blocks(work: Floats, sees: Bools, num_ranks: int, tolerance: float) -> 
 
 @dataclass(slots=True)
 class _Deal:
-    """A rank for every chunk, and the sums that follow from it.
+    """A rank for every chunk, and the sums that follow from it; ranks have equal chunks."""
 
-    Attributes:
-        sizes, rank: int64 ``[N]``; every rank has chunks of the same sizes.
-        share: ``[N, M]``, work of a chunk as a share of a rank's mean.
-        sees: ``[N, B]``, key blocks that a chunk needs, 0 or 1 for matrix products.
-        load: ``[R, M]``, work of each rank.
-        needs: ``[R, B]``, chunks of a rank that need a key block.
-    """
-
-    sizes: Ints
-    rank: Ints
-    share: Floats
-    sees: NDArray[np.float32]
-    load: Floats
-    needs: NDArray[np.float32]
+    sizes: Ints  # [N]
+    rank: Ints  # [N]
+    share: Floats  # [N, M], work of a chunk as a share of a rank's mean
+    sees: NDArray[np.float32]  # [N, B], key blocks that a chunk needs, 0 or 1
+    load: Floats  # [R, M], work of each rank
+    needs: NDArray[np.float32]  # [R, B], chunks of a rank that need a key block
 
     @classmethod
     def of(cls, share: Floats, sees: Bools, sizes: Ints, rank: Ints) -> "_Deal":
@@ -337,10 +323,8 @@ class _Deal:
         return cls(sizes, rank, own, seen, load, needs)
 
     def balance(self, limit: float) -> bool:
-        """Swap chunks of the busiest rank until no rank exceeds the limit; return if that succeeds.
-
-        Every swap lowers the sum of the heights of all ranks, so the loop ends.
-        """
+        """Swap chunks of the busiest rank until none exceeds the limit; return if that succeeds."""
+        # Every swap lowers the sum of the heights of all ranks, so the loop ends.
         while self.load.max(initial=0.0) > limit:
             mine = np.flatnonzero(self.rank == self.load.max(1).argmax())
             before = _height(self.load[self.rank])

@@ -57,11 +57,8 @@ def block_mask_of(
     lengths: tuple[int, int],
     device: torch.device | str,
 ) -> BlockMask:
-    """Return the `BlockMask` of tables, one for each row of the batch.
-
-    `block` holds the tokens of a query block and of a key block, `lengths` those of all queries and
-    of all keys.
-    """
+    """Return the `BlockMask` of tables, one for each row of the batch."""
+    # Pairs are those of queries and keys: tokens of a block, and of all.
     # From a table per row to an array per column, with a dim of 1 for the heads: [B, 1, ...].
     arrays = [np.stack(columns)[:, None] for columns in zip(*rows, strict=True)]
     num, idx, full_num, full_idx = (_tensor(array, device) for array in arrays)
@@ -97,23 +94,15 @@ ROWS_AT_ONCE = 128  # of at most `MAX_TOKENS` keys each, to bound memory
 
 @dataclass(frozen=True, slots=True)
 class MaskModDifference:
-    """The first pair, in reading order, that only one of two masks sees.
+    """The first pair, in reading order, that only one of two masks sees."""
 
-    Attributes:
-        sample: on which they differ.
-        query, key: the pair.
-        is_seen: whether the `mask_mod` sees it; the mask says the opposite.
-        pairs: how many pairs of the sample only one of them sees.
-        batch, head: of the `mask_mod`, where it depends on them.
-    """
-
-    sample: Sample
+    sample: Sample  # on which they differ
     query: int
     key: int
-    is_seen: bool
-    pairs: int
-    batch: int = 0
-    head: int = 0
+    is_seen: bool  # by the `mask_mod`; the mask says the opposite
+    pairs: int  # how many of the sample only one of them sees
+    batch: int = 0  # of the `mask_mod`, where it depends on it
+    head: int = 0  # as `batch`
 
 
 def import_mask_mod(

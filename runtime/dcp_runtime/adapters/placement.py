@@ -33,13 +33,10 @@ Batch = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PaddedPlans(LayerPlans):
-    """The plans of a batch whose local tokens end with padding, which sees nothing.
+    """The plans of a batch whose local tokens end with padding, which sees nothing."""
 
-    Attributes:
-        own: tokens of this rank in front of the padding.
-    """
-
-    own: int
+    own: int  # tokens of this rank in front of the padding
+    model: torch.nn.Module | None = None  # whose outputs leave it out, where it is a stand-in
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,9 @@ FEW = 8
 
 
 def relate(alone: Run, ranks: Run, step: int) -> Relation:
-    """Return what the ranks saw in a step: data of one process, of several of its steps, or others.
-
-    Ranks of data parallelism read as many batches in a step as there are ranks, one process reads
-    them one by one.
-    """
+    """Return what the ranks saw in a step: data of one process, of several steps, or others."""
+    # Ranks of data parallelism read as many batches in a step as there are ranks, one process reads
+    # them one by one.
     for kind in ("pairs", "targets", "tokens"):
         own, seen = _bag(alone, [step], kind), _bag(ranks, [step], kind)
         if own is None or seen is None:
@@ -250,7 +248,10 @@ def check_rows(run: Run) -> Iterable[AuditFinding]:
             yield from _check_epoch(loaders)
             yield from _check_given(run, loaders) if run.has_ended else ()
         elif run.has_ended and loaders[0]["batches"]:
-            yield from _check_end(run, loaders[0])
+            # A number of steps looks like a dropped batch.
+            given, of = len(loaders[0]["given"]), loaders[0]["batches"]
+            if of - given <= max(len(step.micro_batches) for step in run.steps[0]):
+                yield _left_early(loaders[0], given)
     untaken = [steps[-1] for steps in run.steps if not steps[-1].is_taken]
     if run.has_ended and untaken:
         yield AuditFinding(
@@ -282,14 +283,7 @@ def _check_epoch(loaders: Sequence[dict[str, Any]]) -> Iterable[AuditFinding]:
         )  # fmt: skip
 
 
-def _check_end(run: Run, loader: dict[str, Any]) -> Iterable[AuditFinding]:
-    given, of = len(loader["given"]), loader["batches"]
-    if of - given <= max(len(step.micro_batches) for step in run.steps[0]):
-        yield _left_early(loader, given)
-
-
 def _left_early(loader: dict[str, Any], trained: int) -> AuditFinding:
-    """Note that a loop ends by itself: a number of steps looks like a dropped batch."""
     return note(
         "data", "last batch dropped", f"the loop leaves the loader of {loader['line']} after "
         f"{trained} of {loader['batches']} batches", "run it to its end, unless a number of steps "

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from dcp_runtime.auditing.findings import to_text
 from dcp_runtime.auditing.judge import judge
 from dcp_runtime.auditing.observer import Observer
 from dcp_runtime.auditing.record import read_run
-from dcp_runtime.auditing.report import to_text
 
 
 @contextmanager

@@ -38,13 +38,7 @@ from dcp_runtime.auditing.ways_out import second_sum, way_out
 
 
 def judge(alone: Run | None, ranks: Run, steps: int) -> list[AuditFinding]:
-    """Return what is found, faults first, and causes before what follows from them.
-
-    Args:
-        alone: the run on one process; `None` if there is none.
-        ranks: the run on ranks.
-        steps: how many were recorded with gradients.
-    """
+    """Return what is found, faults first, and causes before what follows from them."""
     first = _check_first(alone, ranks)
     found: list[AuditFinding] = [*first]
     kinds: dict[str, list[tuple[str, float]]] = defaultdict(list)

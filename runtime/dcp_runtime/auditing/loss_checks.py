@@ -56,13 +56,8 @@ def check_loss(run: Run, step: int, *, are_copies: bool) -> AuditFinding:
 
 
 def check_accumulation(alone: Run, step: int, factor: float) -> Iterable[AuditFinding]:
-    """Compare the loss of a step with the mean over its micro-batches, all on one process.
-
-    Args:
-        alone: the run on one process.
-        step: of that run.
-        factor: by which the script multiplies gradients after its backwards.
-    """
+    """Compare the loss of a step with the mean over its micro-batches, all on one process."""
+    # The script multiplies gradients by `factor` after its backwards.
     batches = [each for _, _, each in alone.micro_batches(step) if each.count]
     shares = [each.count * factor / each.divisor for each in batches if each.divisor]
     number, times = len(batches), sum(shares)  # times the mean over all targets

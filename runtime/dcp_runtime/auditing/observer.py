@@ -69,12 +69,9 @@ class OpenStep:
 class Observer:
     """Writes down what this process trains; one to a process.
 
-    Args:
-        folder: for the files of this rank, ``step-N.npz`` and ``rank.json``.
-        steps: whose gradients are recorded; of later ones only the data is.
-        when_full: called when nothing more is to be recorded.
-        is_audit: whether the run is only for the audit: dropout is switched off, and parameters are
-            set back after every step, so that every step begins from the same ones.
+    The gradients of some steps are recorded, of later ones only the data; then `when_full` is
+    called. If the run is only for the audit, dropout is switched off, and parameters are set back
+    after every step, so that every step begins from the same ones.
     """
 
     def __init__(
@@ -273,10 +270,8 @@ class Observer:
         self._name_parameters(optimizer)
 
     def _name_parameters(self, optimizer: Any) -> None:
-        """Name every parameter of the models that an optimizer trains, and watch what enters each.
-
-        Not between forward and backward, where modules of FSDP hold other tensors.
-        """
+        """Name every parameter of the models that an optimizer trains, and watch what enters it."""
+        # Not between forward and backward, where modules of FSDP hold other tensors.
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         unknown = {id(p) for p in trained} - self._names.keys()
         for root in _roots(unknown) if unknown else ():

@@ -21,26 +21,17 @@ Tensors: TypeAlias = dict[str, NDArray[Any]]  # Any: floats, by the name of a pa
 
 @dataclass(frozen=True)
 class SeenBatch:
-    """One backward: the loss that was given, and what was seen of its batch.
-
-    Attributes:
-        total: the sum of the losses of its targets; `loss` is it over some divisor.
-        targets: ids ``[N]``, -100 where there is none.
-        tokens: the ids in front of the targets, ``[N]``, or ``None`` if that cannot be told.
-        ids: token ids that went into the model where `tokens` is ``None``.
-        borders: where documents begin among the tokens, the first left out.
-        rows: a number for each sequence that went into the model, empty where they have no batch.
-    """
+    """One backward: the loss that was given, and what was seen of its batch."""
 
     loss: float | None
-    total: float
+    total: float  # sum of the losses of its targets; `loss` is it over some divisor
     count: int
     line: str
-    targets: NDArray[np.int64]
-    tokens: NDArray[np.int64] | None
-    ids: NDArray[np.int64] | None
-    borders: NDArray[np.int64]
-    rows: NDArray[np.int64]
+    targets: NDArray[np.int64]  # ids [N], -100 where there is none
+    tokens: NDArray[np.int64] | None  # in front of the targets, [N]; None: unknown
+    ids: NDArray[np.int64] | None  # that went into the model where `tokens` is None
+    borders: NDArray[np.int64]  # where documents begin, the first left out
+    rows: NDArray[np.int64]  # a number for each sequence; empty without a batch
 
     @property
     def divisor(self) -> float | None:
@@ -135,11 +126,7 @@ class Run:
 
 
 def read_run(folder: Path, ranks: int) -> Run:
-    """Read the records of a run.
-
-    Raises:
-        RunError: if a rank recorded no step of an optimizer.
-    """
+    """Read the records of a run."""
     steps, logs = [], []
     for rank in range(ranks):
         own = folder / f"rank-{rank}"

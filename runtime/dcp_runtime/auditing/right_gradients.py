@@ -22,13 +22,10 @@ NOISE = {PRECISE: 1e-6, COARSE: 1e-2}
 
 @dataclass(frozen=True)
 class Right:
-    """The right gradients of a step: before clipping, and the norm to which the script clips them.
-
-    `most` is ``None`` where the script does not clip, or calls torch's function, which is seen.
-    """
+    """The right gradients of a step before clipping, and the norm to which the script clips."""
 
     raw: Tensors
-    most: float | None = None
+    most: float | None = None  # None: no clipping, or torch's function, which is seen
 
     @property
     def taken(self) -> Tensors:
@@ -103,13 +100,7 @@ def _clips_to(alone: Run) -> float | None:
 
 
 def right_of_one(alone: Run, step: int, batches: int) -> Right | None:
-    """Return the right gradients of a step from those of one process.
-
-    Args:
-        alone: the run on one process.
-        step: of the ranks.
-        batches: of one process that make a batch of the ranks.
-    """
+    """Return the right gradients of the ranks, whose batch is so many of one process."""
     steps = range(step * batches, (step + 1) * batches)
     if steps[-1] >= alone.length or not all(alone.steps[0][s].is_taken for s in steps):
         return None
@@ -153,15 +144,10 @@ def verdict(
     earlier: NDArray[Any] | None,
     tolerance: float,
 ) -> tuple[str, float]:
-    """Return what a gradient is, and its ratio to the right one.
+    """Return what a rank's gradient is, and its ratio to the right one.
 
-    Args:
-        own: the gradient of a rank, or ``None``.
-        right: the right one.
-        parts: what each rank added to its own.
-        rank: whose gradient it is.
-        earlier: the right one of the step before.
-        tolerance: the relative difference that is rounding.
+    `parts` are what each rank added to its own, `earlier` is the right one of the step before, and
+    relative differences up to `tolerance` are rounding.
     """
     if own is None or not np.any(own):
         return "missing", 0.0

@@ -4,13 +4,16 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dcp_runtime.auditing import worker
+from dcp_runtime.auditing.findings import AuditFinding
+from dcp_runtime.auditing.judge import judge
 from dcp_runtime.auditing.record import Run, read_run
 from dcp_runtime.errors import RunError
 
@@ -31,12 +34,19 @@ class AuditOrder:
     """Seconds that a run may take."""
 
 
-def run_script(order: AuditOrder, folder: Path) -> Run:
-    """Run a script until its steps are recorded, and read the records.
+def audit_script(order: AuditOrder) -> list[AuditFinding]:
+    """Run a script on ranks of this machine and on one process, and compare."""
+    with tempfile.TemporaryDirectory(prefix="dcpm-audit-") as name:
+        # One process reads the batches of all ranks one by one, where they read their own.
+        single = replace(order, words=order.alone or order.words, ranks=1)
+        single = replace(single, steps=order.steps * order.ranks)
+        alone = run_script(single, Path(name, "alone"))
+        ranks = run_script(order, Path(name, "ranks"))
+        return judge(alone, ranks, order.steps)
 
-    Raises:
-        RunError: if a rank fails or takes too long, or no optimizer took a step.
-    """
+
+def run_script(order: AuditOrder, folder: Path) -> Run:
+    """Run a script until its steps are recorded, and read the records."""
     folder.mkdir(parents=True)
     port = _free_port()
     processes = [_start(order, rank, folder, port) for rank in range(order.ranks)]
@@ -111,5 +121,5 @@ def _wait(order: AuditOrder, processes: "list[subprocess.Popen[bytes]]", folder:
         time.sleep(PAUSE_S)
 
 
-def _tail(path: Path, lines: int = 12) -> str:
-    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+def _tail(path: Path) -> str:
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-12:])

@@ -17,14 +17,7 @@ WAYS_OUT = {
 
 
 def way_out(kind: str, names: Sequence[str], ranks: Run, *, are_others_right: bool) -> str:
-    """Return what to write, and where.
-
-    Args:
-        kind: what is wrong with the gradients.
-        names: of their parameters.
-        ranks: the run on ranks.
-        are_others_right: whether other parameters have the right gradients.
-    """
+    """Return what to write, and where, if gradients of some parameters are wrong in this way."""
     step, log = ranks.steps[0][0].info, ranks.logs[0]
     line = step.get("line", "?")
     if kind == "averaged":

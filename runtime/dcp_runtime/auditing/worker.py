@@ -12,7 +12,7 @@ import threading
 import traceback
 from pathlib import Path
 
-FULL, ENDED = "full", "ended"
+FULL = "full"
 
 
 def main() -> None:
@@ -37,23 +37,18 @@ def main() -> None:
     observer.watch()
     failed = None
     try:
-        _run(words)
+        sys.argv = words
+        sys.path[0] = str(Path(words[0]).resolve().parent)
+        runpy.run_path(words[0], run_name="__main__")
     except SystemExit as end:
         failed = f"SystemExit: {end.code}" if end.code else None
     except BaseException as error:
         traceback.print_exc()
         failed = f"{type(error).__name__}: {error}"
     observer.close(has_ended=failed is None)
-    (mine / ENDED).touch()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(failed is not None)
-
-
-def _run(words: list[str]) -> None:
-    sys.argv = words
-    sys.path[0] = str(Path(words[0]).resolve().parent)
-    runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":

@@ -280,19 +280,13 @@ CONTEXT_DIM, REPLICA_DIMS = "cp", "dp"
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """Ranks by replica. Device ``r * context_ranks + c`` is rank c of replica r.
-
-    Attributes:
-        count: replicas.
-        device: this rank, counted over all replicas.
-        group: the ranks of this replica; ``None``: all ranks, or unknown.
-    """
+    """Ranks by replica. Device ``r * context_ranks + c`` is rank c of replica r."""
 
     count: int
     context_ranks: int
-    device: int
+    device: int  # this rank, counted over all replicas
     cluster: Cluster
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | None  # of this replica; None: all ranks, or unknown
 
     @property
     def replica(self) -> int:
@@ -301,11 +295,7 @@ class Replicas:
 
 
 def find_replicas(packing: Packing, planning: Planning) -> Replicas:
-    """Find the replicas that a user's choices name.
-
-    Raises:
-        RunError: if choices, cluster, mesh and process group do not go together.
-    """
+    """Find the replicas that a user's choices name."""
     mesh = planning.group
     if isinstance(mesh, DeviceMesh) and mesh.ndim > 1:
         count, context_ranks, device = _of_mesh(mesh, packing.replicas)
@@ -387,11 +377,7 @@ def _of_mesh(mesh: DeviceMesh, replicas: int | None) -> tuple[int, int, int]:
 
 
 def dealing_of(packing: Packing, planning: Planning, replicas: Replicas) -> Dealing:
-    """Return how a global batch is dealt to micro-batches and devices.
-
-    Raises:
-        RunError: if rows are spread one by one by a partitioner that splits heads.
-    """
+    """Return how a global batch is dealt to micro-batches and devices."""
     own, devices = replicas.context_ranks, replicas.count * replicas.context_ranks
     widths = {"replica": {own}, "all": {devices}}.get(str(packing.group), {own, devices})
     # On a single device every document has width 1: one group needs no plans to be joined.

@@ -1,4 +1,4 @@
-"""Fingerprints of rows and masks, by which ranks and resumed runs notice other data.
+"""Fingerprints of rows and masks, by which ranks, replicas and resumed runs notice other data.
 
 Fingerprints guard against mistakes, not against attacks: they are fast, and not cryptographic.
 """
@@ -11,14 +11,19 @@ from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from dcp_dsl import Mask, Spec, Stack
 from dcp_dsl.arrays import Ints
-from dcp_runtime.data.choices import Packing, RowPolicy
+from dcp_runtime.data.choices import Packing, Planning, Replicas, RowPolicy
 from dcp_runtime.data.loss_masks import Values
 from dcp_runtime.data.planner_pool import MaskText
 from dcp_runtime.data.rows import IndexedRows, MaskFunction, Resolver, RowError, StreamedRows
 from dcp_runtime.data.sequences import PackedSequence, join_extra, with_length
+from dcp_runtime.errors import RunError
+from dcp_runtime.plans.batch_plans import SAME_ROWS
+from dcp_runtime.transport.group_store import SERVER, open_store
 
 SHOWN_ROWS = 8
 """Rows whose numbers a message shows."""
@@ -33,14 +38,7 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, with bits all over
 def describe_content(
     rows: Sequence[int], num_targets: int, columns: Sequence[Ints], extra: Mapping[str, Values]
 ) -> str:
-    """Return a line with the rows of a batch and a fingerprint of all that ranks train on.
-
-    Args:
-        rows: their numbers in the data set.
-        num_targets: of the global batch.
-        columns: tokens, targets and positions of all rows.
-        extra: the extra columns of all rows, by name.
-    """
+    """Return a line with the rows of a batch and a fingerprint of all that ranks train on."""
     shown = ", ".join(map(str, rows[:SHOWN_ROWS])) or "none"
     if len(rows) > SHOWN_ROWS:
         shown += f", ... ({len(rows)} rows)"
@@ -53,11 +51,9 @@ def describe_content(
 def describe_sequences(
     sequences: Sequence[PackedSequence], *, is_fixed: bool, is_table: bool
 ) -> str:
-    """Return a line as `describe_content` does for rows that every rank reads alike.
-
-    Rows that are not fixed tell only their lengths. Extra columns count in rows of a table alone:
-    code that computes rows may draw them at random.
-    """
+    """Return a line as `describe_content` does for rows that every rank reads alike."""
+    # Rows that are not fixed tell only their lengths. Extra columns count in rows of a table alone:
+    # code that computes rows may draw them at random.
     columns = [sequence.columns for sequence in sequences]
     values = [
         np.concatenate([sequence.tokens for sequence in sequences]),
@@ -110,25 +106,16 @@ def _weights(bits: int) -> Ints:
 
 
 class DataHashes(NamedTuple):
-    """Hashes of a data set and its masks; an empty text where nothing can be known.
+    """Hashes of a data set and its masks; an empty text where nothing can be known."""
 
-    Attributes:
-        tokens: of some rows.
-        masks: of the masks of these rows, or of all masks of a stream.
-    """
-
-    tokens: str
-    masks: str
+    tokens: str  # of some rows
+    masks: str  # of these rows, or all masks of a stream
 
 
 def hash_data(
     rows: IndexedRows | StreamedRows, mask_fn: MaskFunction, resolve: Resolver
 ) -> DataHashes:
-    """Read some rows of a data set and return their hashes.
-
-    Raises:
-        DatasetError: if a row is gone, or has changed its length.
-    """
+    """Read some rows of a data set and return their hashes."""
     if isinstance(rows, StreamedRows):
         return DataHashes("", _hash_text(_describe(mask_fn)))
     places = np.linspace(0, max(0, len(rows) - 1), min(SAMPLED_ROWS, len(rows)))
@@ -188,18 +175,12 @@ def _hash_text(*texts: str) -> str:
 
 @dataclass(frozen=True)
 class DataIdentity:
-    """What names the data of a loader: equal names give equal global batches.
-
-    Attributes:
-        rows, mask_fn, resolve: of the data set.
-        packing: with the number of replicas as found: None and what it stands for pack alike.
-        policy: for bad rows.
-    """
+    """What names the data of a loader: equal names give equal global batches."""
 
     rows: IndexedRows | StreamedRows
     mask_fn: MaskFunction
     resolve: Resolver
-    packing: Packing
+    packing: Packing  # with the number of replicas as found: None and what it stands for pack alike
     policy: RowPolicy
 
     @cached_property
@@ -228,3 +209,36 @@ class DataIdentity:
         line = describe_sequences(sequences, is_fixed=is_fixed, is_table=is_table)
         data = f"{self.fingerprint}-{'-'.join(self.hashes)}"
         return f"{line} in epoch {epoch}, step {step} of the data set {data}"
+
+
+TIMEOUT_S = 60.0
+"""How long the store may take to answer."""
+
+
+def is_known(planning: Planning, replicas: Replicas) -> bool:
+    """Return whether this process is a rank of several replicas, which all ranks make up."""
+    if replicas.count == 1 or planning.rank is not None or not dist.is_initialized():
+        return False
+    ranks = replicas.count * replicas.context_ranks
+    is_mesh = isinstance(planning.group, DeviceMesh) and planning.group.ndim > 1
+    return is_mesh or dist.get_world_size() == ranks
+
+
+def compare_replicas(device: int, note: str) -> None:
+    """Compare a note with that of the rank that came first, n-th call with n-th call.
+
+    No rank waits for another one: the first leaves its note, and ranks that come later raise before
+    they train, so that no step mixes different data.
+    """
+    store = open_store(None, "dcp-replicas", TIMEOUT_S)
+    try:
+        first = store.compare_set("note", "", f"{device} {note}").decode()
+    except RuntimeError as error:
+        raise RunError(f"{str(error).splitlines()[0]}; the cause is {SERVER}") from error
+    other, _, expected = first.partition(" ")
+    if expected != note:
+        raise RunError(
+            f"device {device} reads other data than device {other}: expected {expected}, got "
+            f"{note}; {SAME_ROWS}. Every rank also needs the same packing and masks, and asks its "
+            "loaders for their first batches in the same order"
+        )

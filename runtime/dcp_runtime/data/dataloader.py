@@ -33,13 +33,12 @@ from dcp_runtime.data.choices import (
     dealing_of,
     find_replicas,
 )
-from dcp_runtime.data.content import DataIdentity
+from dcp_runtime.data.content import DataIdentity, is_known
 from dcp_runtime.data.local_data import LocalData
 from dcp_runtime.data.micro_batches import WindowTaker
 from dcp_runtime.data.packing import Position, RowPacker
 from dcp_runtime.data.plan_sources import PlanningMetrics, make_plan_source
 from dcp_runtime.data.progress import Progress, State, load_state, save_state
-from dcp_runtime.data.replica_check import is_known
 from dcp_runtime.data.rows import MaskFunction, Row, make_resolver, open_rows
 from dcp_runtime.data.screening import Screening, TargetCount
 from dcp_runtime.data.sequences import RowReader
@@ -204,11 +203,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 if not waiting:
                     break
                 window = waiting.popleft()
-                parts = self._taker.take(window, len(waiting))
-                for number in parts.numbers:
+                for behind, data, plan in self._taker.take(window, len(waiting)):
                     # Before the yield: a state that the loop saves is behind this micro-batch.
-                    progress.move(parts.behind(number))
-                    data, plan = parts.of(number)
+                    progress.move(behind)
                     yield data, told.add(plan)
                     self._plans.patience_s = told.patience_s
                     # Meanwhile the training loop may have begun another iteration.

@@ -6,7 +6,7 @@ This module does not import torch: planner processes load it, and must start fas
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -22,25 +22,17 @@ Balance: TypeAlias = Literal["work", "order"]
 class Dealing:
     """The choices by which documents of global batches are dealt.
 
-    Attributes:
-        replicas, context_ranks: devices; those of replica r begin at ``r * context_ranks``.
-        micro_batches: of each replica, in all global batches together.
-        window: global batches that are dealt together.
-        token_budget: most tokens of a replica in a micro-batch.
-        widths: numbers of devices that a group may have, rising; if empty, each document has a
-            width of its own, which may be any.
-        balance: by work, or packs in turn.
-        model: the costs of a token and of an attention layer.
+    If `widths` are empty, each document has a width of its own, which may be any.
     """
 
     replicas: int
-    context_ranks: int
-    micro_batches: int
-    window: int
-    token_budget: int
-    widths: tuple[int, ...]
-    balance: Balance
-    model: StepModel
+    context_ranks: int  # devices of replica r begin at r * context_ranks
+    micro_batches: int  # of each replica, in all global batches together
+    window: int  # global batches that are dealt together
+    token_budget: int  # of a replica in a micro-batch
+    widths: tuple[int, ...]  # of groups, in devices, rising
+    balance: Balance  # by work, or packs in turn
+    model: StepModel  # costs of a token and of an attention layer
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Dealing":  # Any: a JSON document
@@ -101,43 +93,26 @@ class Dealing:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Documents that some devices compute together in one micro-batch.
+    """Documents that devices ``first`` to ``first + width - 1`` compute in a micro-batch."""
 
-    Attributes:
-        documents: their numbers, rising.
-        first, width: devices ``first`` to ``first + width - 1``.
-    """
-
-    documents: tuple[int, ...]
+    documents: tuple[int, ...]  # their numbers, rising
     first: int
     width: int
 
 
-class Dealt(NamedTuple):
-    """The result of dealing: the documents of each share of each micro-batch.
-
-    Attributes:
-        micro_batches: for each its shares, by their first device; a group without documents has
-            none.
-        overflow: tokens that a replica would have got by work, if more than its budget: packs were
-            dealt in turn then. Else 0.
-    """
-
-    micro_batches: list[list[Share]]
-    overflow: int = 0
-
-
 def deal_documents(
     dealing: Dealing, tokens: Sequence[int], pairs: Callable[[], Floats], cluster: Cluster
-) -> Dealt:
+) -> tuple[list[list[Share]], int]:
     """Choose micro-batch and devices of every document, in packed order; deterministic.
 
     The micro-batches of a global batch are neighbours. `pairs` returns the visible pairs of each
-    document, as a mean over the layers; it is called only where work counts.
+    document, as a mean over the layers; it is called only where work counts. Returns for each
+    micro-batch its shares, by their first device (a group without documents has none), and how many
+    tokens a replica would have got by work, if more than its budget: packs were dealt in turn then.
     """
     # The case of most loaders, which needs no pairs to be counted.
     if dealing.is_trivial:
-        return Dealt([[Share(tuple(range(len(tokens))), 0, dealing.devices)]])
+        return [[Share(tuple(range(len(tokens))), 0, dealing.devices)]], 0
     overflow = 0
     # `plan_step` refuses fewer documents than micro-batches; in turn, some stay empty.
     if dealing.balance == "order" or len(tokens) < dealing.micro_batches:
@@ -155,14 +130,12 @@ def deal_documents(
     found: list[list[Share]] = [[] for _ in range(dealing.micro_batches)]
     for micro_batch, first, width, documents in assignment.groups():
         found[micro_batch].append(Share(tuple(documents.tolist()), first, width))
-    return Dealt([found[number] for number in _order(dealing)], overflow)
+    return [found[number] for number in _order(dealing)], overflow
 
 
 def _overflow(dealing: Dealing, tokens: Sequence[int], assignment: Assignment) -> int:
-    """Return the tokens of the fullest replica if they exceed the budget, else 0.
-
-    The fullest device stands for its replica: as if the others held as many.
-    """
+    """Return the tokens of the fullest replica if they exceed the budget, else 0."""
+    # The fullest device stands for its replica: as if the others held as many.
     held, lengths = np.zeros((dealing.micro_batches, dealing.devices)), np.asarray(tokens)
     for micro_batch, first, width, rows in assignment.groups():
         held[micro_batch, first : first + width] += lengths[rows].sum() / width
@@ -172,11 +145,10 @@ def _overflow(dealing: Dealing, tokens: Sequence[int], assignment: Assignment) -
 
 
 def _in_turn(dealing: Dealing, tokens: Sequence[int]) -> Assignment:
-    """Deal packs in turn: pack k is micro-batch ``k // groups`` of group ``k % groups``.
-
-    The documents come from packs that fit the step, in the same order. Closing a pack when the next
-    document does not fit needs the fewest packs that keep the order, so these fit the step, too.
-    """
+    """Deal packs in turn: pack k is micro-batch ``k // groups`` of group ``k % groups``."""
+    # The documents come from packs that fit the step, in the same order. Closing a pack when the
+    # next document does not fit needs the fewest packs that keep the order, so these fit the step,
+    # too.
     width = dealing.widest
     groups = dealing.devices // width
     number = np.empty(len(tokens), np.int64)
@@ -195,12 +167,10 @@ def _mesh(dealing: Dealing) -> StepMesh:
 
 
 def _order(dealing: Dealing) -> list[int]:
-    """List the micro-batches, global batch after global batch.
-
-    Dealing by work puts long micro-batches first. Each global batch of a window gets every
-    `window`-th of them, and the order of the batches is shuffled: else batches would get shorter
-    and shorter inside a window.
-    """
+    """List the micro-batches, global batch after global batch."""
+    # Dealing by work puts long micro-batches first. Each global batch of a window gets every
+    # `window`-th of them, and the order of the batches is shuffled: else batches would get shorter
+    # and shorter inside a window.
     steps = np.random.default_rng(dealing.window).permutation(dealing.window).tolist()
     return [n for step in steps for n in range(step, dealing.micro_batches, dealing.window)]
 

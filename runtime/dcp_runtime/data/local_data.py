@@ -109,12 +109,9 @@ def take_local(
 ) -> tuple[LocalData, str]:
     """Cut a rank's part out of a micro-batch; return also a line about the whole micro-batch.
 
-    Args:
-        sequences: in packed order; empty for a micro-batch without rows.
-        targets: positions of each sequence's targets.
-        local: packed positions of the rank's tokens.
-        num_targets: of the whole global batch.
-        like: any sequence; says which columns there are.
+    `targets` are positions in each sequence, `local` the packed positions of the rank's tokens,
+    `num_targets` counts those of the whole global batch. `like` is any sequence: it says which
+    columns there are, also where `sequences` are empty.
     """
     columns = [sequence.columns for sequence in sequences] or [like.columns.first(0)]
     lengths = [len(sequence.tokens) for sequence in sequences]
@@ -160,21 +157,14 @@ def take_local(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Targets:
-    """The targets of a whole micro-batch, ``[N]`` each.
+    """The targets of a whole micro-batch, ``[N]`` each."""
 
-    Attributes:
-        at: packed positions of the targets.
-        previous: packed positions of the tokens that predict them.
-        ids, weights, extra: labels, weights and further columns.
-        rollouts: of trees, for each rollout the target of each of its tokens, -1 for none.
-    """
-
-    at: Ints
-    previous: Ints
+    at: Ints  # their packed positions
+    previous: Ints  # packed positions of the tokens that predict them
     ids: Ints
     weights: Values
     extra: Mapping[str, Values]
-    rollouts: dict[int, Tensor]
+    rollouts: dict[int, Tensor]  # of trees, the target of each of its tokens, -1 for none
 
     @classmethod
     def of(

@@ -62,19 +62,7 @@ def role_by_name(name: str) -> Role | None:
 def check_mask(
     rules: RowRules, name: str, role: Role, values: Values, counted: Bools, *, has_labels: bool
 ) -> None:
-    """Refuse a column that leaves out tokens which the loss counts.
-
-    Args:
-        rules: name the columns that the loader reads.
-        name: of the column.
-        role: what it says.
-        values: numbers ``[n]``.
-        counted: bool ``[n]``, whether the loss counts a token as a target.
-        has_labels: whether labels were read.
-
-    Raises:
-        RunError: naming the column, and how to read it.
-    """
+    """Refuse a column that leaves out tokens which the loss counts, bool ``[n]`` in `counted`."""
     if role == "counted" and not np.isin(values, (0, 1)).all():
         role = "weights" if ((values >= 0) & (values <= 1)).all() else "counted"
     if (out := _left_out(role, values)) is None:
@@ -111,16 +99,8 @@ def _check_length(name: str, role: Role, values: Values, length: int) -> None:
 
 
 def check_labels(name: str, values: Ints, tokens: Ints, counted: Bools) -> bool:
-    """Refuse a column of any name that can only hold labels, if it leaves out targets.
-
-    Labels are -100 for some tokens, and for the others their ids, or those of the next tokens.
-
-    Returns:
-        Whether the column may hold labels.
-
-    Raises:
-        RunError: naming the column, and how to read it.
-    """
+    """Refuse a column that can only be labels, if it leaves out targets; return if it may be."""
+    # Labels are -100 for some tokens, and for the others their ids, or those of the next tokens.
     if values.shape != tokens.shape:
         return False
     is_out = values == IGNORE_LABEL
@@ -188,11 +168,9 @@ class LikelyMasks:
         self._settled.add(name)
 
     def see(self, number: int, name: str, values: Values | None) -> bool:
-        """Judge the column in a row; return whether it is to be told now.
-
-        A loss mask begins with 0, as a prompt does, and holds runs of tokens. A row in which all
-        tokens count, or none, says nothing.
-        """
+        """Judge the column in a row; return whether it is to be told now."""
+        # A loss mask begins with 0, as a prompt does, and holds runs of tokens. A row in which all
+        # tokens count, or none, says nothing.
         if name in self._settled:
             return False
         if values is None or not np.isin(values, (0, 1)).all():

@@ -62,13 +62,7 @@ class BoundSequence(NamedTuple):
 
 
 def plan_request(request: PlanRequest) -> PlanReply:
-    """Compile the masks of global batches, deal their sequences, and plan each micro-batch.
-
-    Raises:
-        DatasetError: naming the row, if a sequence does not fit its mask and none may be left out;
-            or if the stacks of a batch do not go together.
-        DCPError: if the batch cannot be planned.
-    """
+    """Compile the masks of global batches, deal their sequences, and plan each micro-batch."""
     masks = list(map(_mask, request.masks))
     kept: list[BoundSequence] = []
     left_out = []
@@ -111,10 +105,8 @@ def _mean_pairs(kept: Sequence[BoundSequence]) -> Floats:
 def _plan_batch(
     request: PlanRequest, kept: Sequence[BoundSequence], shares: Sequence[Share]
 ) -> MicroBatch:
-    """Plan the micro-batch of a replica: that of its group, or of all groups joined to one plan.
-
-    Groups are joined where each document has a width of its own: a rank is in several groups then.
-    """
+    """Plan the micro-batch of a replica: that of its group, or of all groups joined to one plan."""
+    # Groups are joined where each document has a width of its own: a rank is in several then.
     dealing = request.dealing
     if not dealing.widths:
         return _plan_together(request, kept, shares)
@@ -321,10 +313,8 @@ TILE = 64
 def hidden_and_seen(sequences: Sequence[Iterable[Form]]) -> tuple[Runs, Runs]:
     """Return the tokens that the next token never sees, and those that the token before sees.
 
-    Both as packed positions. A token sees another one if it does in at least one layer.
-
-    Args:
-        sequences: for each sequence of the batch the masks of its layers.
+    Both as packed positions. A token sees another one if it does in at least one of the masks that
+    the layers of its sequence have.
 
     >>> own = Slabs(4, [0, 2], [2, 4], [0, 2], [1, 3], [0, 0], [1, 1])  # two documents of 2 tokens
     >>> both = Slabs(4, [0, 2], [2, 4], [0, 2], [2, 4], [0, 0], [0, 0])  # seen in both directions
@@ -406,11 +396,9 @@ def _diagonal(region: Slabs | Rows, offset: int) -> Bools:
 
 
 def _diagonal_of_slabs(slabs: Slabs, offset: int) -> Bools:
-    """Mark for each slab the run of rows that see their key on the diagonal.
-
-    An end that moves with the rows stays on one side of the diagonal; an end that stands still is
-    crossed once.
-    """
+    """Mark for each slab the run of rows that see their key on the diagonal."""
+    # An end that moves with the rows stays on one side of the diagonal; one that stands still is
+    # crossed once.
     first, last = slabs.q_start, slabs.q_end
     start_moves, end_moves = slabs.start_slope == 1, slabs.end_slope == 1
     begin = np.where(start_moves, first, np.maximum(first, slabs.kv_start - offset))

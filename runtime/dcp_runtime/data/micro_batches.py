@@ -1,63 +1,68 @@
 """This rank's parts of the micro-batches of a window: plans, targets, tokens."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from dcp_dsl import Mask, Sample
 from dcp_dsl.arrays import Ints
-from dcp_runtime.data.content import DataIdentity
+from dcp_runtime.data.content import DataIdentity, compare_replicas
 from dcp_runtime.data.local_data import LocalData, take_local
 from dcp_runtime.data.packing import Position
 from dcp_runtime.data.plan_sources import PlanSource
 from dcp_runtime.data.planner_pool import PlanReply
-from dcp_runtime.data.replica_check import compare_replicas
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.sequences import PackedSequence
 from dcp_runtime.data.targets import TargetFinder
-from dcp_runtime.data.windows import DealingWindow, other_rows
-from dcp_runtime.plans.batch_plans import BatchNote, BatchPlan, StackedPlans, note_batch
+from dcp_runtime.data.windows import DealingWindow
+from dcp_runtime.errors import RunError
+from dcp_runtime.plans.batch_plans import SAME_ROWS, BatchNote, BatchPlan, StackedPlans, note_batch
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class WindowTaker:
-    """Takes the plans of windows, and finds what this rank trains on.
-
-    Attributes:
-        plans: where plans come from.
-        screening: records sequences that do not fit their mask.
-        targets: finds targets.
-        device: this rank, counted over all replicas.
-        token_budget: of a replica in a micro-batch, for a message.
-        identity: names the data.
-        compares: whether to compare the first window with other replicas.
-    """
+    """Takes the plans of windows, and finds what this rank trains on."""
 
     plans: PlanSource
     screening: Screening
     targets: TargetFinder
-    device: int
-    token_budget: int
+    device: int  # this rank, counted over all replicas
+    token_budget: int  # of a replica in a micro-batch, for a message
     identity: DataIdentity
-    compares: bool
+    compares: bool  # the first window with other replicas
     _has_overflown: bool = field(default=False, init=False)
 
-    def take(self, window: DealingWindow, queued: int) -> "WindowPlans":
-        """Wait for the plans of a window, with so many windows behind it."""
+    def take(
+        self, window: DealingWindow, queued: int
+    ) -> Iterator[tuple[Position, LocalData, BatchPlan]]:
+        """Wait for the plans of a window, with so many windows behind it.
+
+        Yields those of its micro-batches that are not done, each with the position behind it.
+        """
+        start = window.start
         if self.compares:
             self.compares = False
-            at, read = window.start, window.sequences
-            compare_replicas(self.device, self.identity.describe(read, at.epoch, at.step))
+            note = self.identity.describe(window.sequences, start.epoch, start.step)
+            compare_replicas(self.device, note)
         planned = self.plans.take(window.pending, queued)
-        window.check_count(planned)
+        # Another rank may have made the plans.
+        own, expected = len(window.sequences), len(planned.steps) + len(planned.left_out)
+        if own != expected:
+            raise RunError(
+                f"epoch {start.epoch}, step {start.step}: expected {expected} rows, for which the "
+                f"first rank made the plans, got {own} on this rank; {SAME_ROWS}"
+            )
         self._say_overflow(planned.overflow)
         kept = self._kept(window.sequences, planned)
-        targets = self.targets.find(kept, planned) if kept else ()
-        return WindowPlans(window, planned, kept, targets, self.device, self._facts())
+        targets, facts = self.targets.find(kept, planned) if kept else (), self._facts()
+        for number in range(start.micro_batch, len(planned.batches)):
+            is_last = number + 1 == len(planned.batches)
+            behind = window.after if is_last else replace(start, micro_batch=number + 1)
+            yield behind, *self._cut(window, planned, kept, targets, number, facts)
 
     def _kept(
         self, sequences: tuple[PackedSequence, ...], planned: PlanReply
@@ -91,65 +96,40 @@ class WindowTaker:
                 self.token_budget,
             )
 
-
-@dataclass(frozen=True, slots=True)
-class WindowPlans:
-    """This rank's parts of the micro-batches of a window.
-
-    Attributes:
-        window: with all its sequences.
-        planned: its plans.
-        kept: its sequences without those that do not fit their mask.
-        targets: positions of the targets of each kept sequence.
-        device: this rank, counted over all replicas.
-        facts: figures of planning the window, for the record of each step.
-    """
-
-    window: DealingWindow
-    planned: PlanReply
-    kept: Sequence[PackedSequence]
-    targets: Sequence[Ints]
-    device: int
-    facts: Mapping[str, float]
-
-    @property
-    def numbers(self) -> range:
-        """Numbers of the micro-batches that are not done."""
-        return range(self.window.start.micro_batch, len(self.planned.batches))
-
-    def behind(self, number: int) -> Position:
-        """Return the position behind a micro-batch."""
-        if number + 1 == len(self.planned.batches):
-            return self.window.after
-        return replace(self.window.start, micro_batch=number + 1)
-
-    def of(self, number: int) -> tuple[LocalData, BatchPlan]:
-        """Return a micro-batch."""
-        start, batch = self.window.start, self.planned.batches[number]
-        members = [self.kept[member] for member in batch.members]
+    def _cut(
+        self,
+        window: DealingWindow,
+        planned: PlanReply,
+        kept: Sequence[PackedSequence],
+        targets: Sequence[Ints],
+        number: int,
+        facts: Mapping[str, float],
+    ) -> tuple[LocalData, BatchPlan]:
+        """Return this rank's part of a micro-batch of the sequences that fit their mask."""
+        start, batch = window.start, planned.batches[number]
+        members = [kept[member] for member in batch.members]
         # Micro-batches of a global batch; those of a window come global batch by global batch.
-        count = len(self.planned.batches) // (self.window.after.step - start.step)
+        count = len(planned.batches) // (window.after.step - start.step)
         step, micro_batch = divmod(number, count)
         name = f"epoch {start.epoch}, batch {start.step * count + number}"
         rows = tuple(sequence.row for sequence in members)
         named = batch.named(rows, tuple(sequence.name for sequence in members))
         self._check_lengths(named.plan, members, name)
-        own = zip(self.kept, self.targets, self.planned.steps, strict=True)
         # In float64: from 2**24 on, float32 holds even numbers only.
         num_targets = sum(
-            int(each.columns.weights[targets].sum(dtype=np.float64))
-            for each, targets, at in own
+            int(each.columns.weights[own].sum(dtype=np.float64))
+            for each, own, at in zip(kept, targets, planned.steps, strict=True)
             if at == step
         )
         data, content = take_local(
             members,
-            [self.targets[member] for member in batch.members],
+            [targets[member] for member in batch.members],
             named.plan.local_tokens(self.device - batch.first),
             num_targets,
-            like=self.kept[0],
+            like=kept[0],
         )
         note = BatchNote(
-            name, batch.facts, self.facts, content, masks_of(named.plan, members),
+            name, batch.facts, facts, content, masks_of(named.plan, members),
             max((int(each.columns.positions.max()) for each in members), default=-1),
         )  # fmt: skip
         plan = note_batch(named.plan, note)
@@ -161,9 +141,10 @@ class WindowPlans:
         own = [len(sequence.tokens) for sequence in members]
         if own != planned:
             rows = ", ".join(str(sequence.row) for sequence in members[:8])
-            raise other_rows(
+            raise RunError(
                 f"{name}: expected rows of {planned[:8]} tokens, for which the first rank made "
-                f"the plan, got rows {rows} of {own[:8]} tokens on device {self.device}"
+                f"the plan, got rows {rows} of {own[:8]} tokens on device {self.device}; "
+                f"{SAME_ROWS}"
             )
 
 

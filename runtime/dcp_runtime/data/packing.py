@@ -19,18 +19,12 @@ Packs: TypeAlias = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of an iteration: the part of an epoch that the training loop has done.
-
-    Attributes:
-        step: global batches that are done, in whole windows.
-        row: of a stream, the first row behind these.
-        micro_batch: micro-batches of the next window that are done as well.
-    """
+    """The position of an iteration: the part of an epoch that the training loop has done."""
 
     epoch: int = 0
-    step: int = 0
-    row: int = 0
-    micro_batch: int = 0
+    step: int = 0  # global batches that are done, in whole windows
+    row: int = 0  # of a stream, the first row behind these
+    micro_batch: int = 0  # of the next window, done as well
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> "Position":  # Any: what a file of JSON held
@@ -53,18 +47,7 @@ class Pack:
 
 
 class RowPacker:
-    """Packs the rows of a data set.
-
-    Args:
-        rows: the data set.
-        reader: reads a row, or leaves it out.
-        packing: a user's choices.
-        dealing: says how large a pack is, and how many a global batch takes.
-
-    Raises:
-        DatasetError: if rows cannot be packed.
-        RunError: if a stream is to be shuffled or sorted.
-    """
+    """Packs the rows of a data set; `dealing` says how large a pack is."""
 
     def __init__(
         self,
@@ -104,11 +87,7 @@ class RowPacker:
         return self._packed[1]
 
     def count_of(self, epoch: int) -> int:
-        """Return the micro-batches of an epoch.
-
-        Raises:
-            TypeError: for a stream.
-        """
+        """Return the micro-batches of an epoch; a stream gives a `TypeError`, as `len` does."""
         if isinstance(self._rows, StreamedRows):
             raise TypeError("a stream of rows has no length")
         steps = -(-len(self.packs_of(epoch)) // self._dealing.packs)
@@ -156,10 +135,7 @@ def stream_packs(rows: StreamedRows, reader: RowReader, begin: int) -> Iterator[
 
 
 def without_last(packs: Iterator[Pack], size: int) -> Iterator[Pack]:
-    """Return packs without those of the last global batch, of `size` packs or fewer.
-
-    A stream does not tell which batch is the last, so one is held back.
-    """
+    """Return packs without those of the last global batch; one is held back, as streams need it."""
     held: list[Pack] = []
     for each in packs:
         if len(held) == size:
@@ -171,11 +147,7 @@ def without_last(packs: Iterator[Pack], size: int) -> Iterator[Pack]:
 def pack_epoch(
     rows: Sequence[int], lengths: Sequence[int], packing: Packing, dealing: Dealing, epoch: int
 ) -> Packs:
-    """Return the rows of every pack of an epoch.
-
-    Each row is in exactly one pack, but for rows of the last global batch under `drop_last`.
-    `dealing` says how large a pack is, and how many a global batch takes.
-    """
+    """Return the rows of every pack of an epoch; each row is in one, or dropped."""
     # Seed and epoch alone decide, so that all ranks and a resumed run shuffle alike.
     rng = np.random.default_rng([packing.seed, epoch])
     order = rng.permutation(len(rows)) if packing.shuffle else np.arange(len(rows))

@@ -70,17 +70,11 @@ class PlanningMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PendingPlan:
-    """A plan that is being made, for the source that started it.
-
-    Attributes:
-        request: what to plan.
-        future: gives the plan, or its parts; ``None`` if no process makes it.
-        number: of the plan, in the order in which all ranks start plans (`SharedPlans`).
-    """
+    """A plan that is being made; without a `future` for its parts, no process makes it."""
 
     request: PlanRequest
     future: "Future[tuple[PlanReply, float]] | Future[tuple[list[bytes], float]] | None"
-    number: int = 0
+    number: int = 0  # in the order in which all ranks start plans
 
     def cancel(self) -> None:
         """Cancel the plan if no worker has started it."""
@@ -91,12 +85,8 @@ class PendingPlan:
 class PlanSource(ABC):
     """Makes plans: starts them early and hands them out in the same order when they are needed.
 
-    Args:
-        pool: planner processes; ``None`` plans in this process when a plan is taken.
-
-    Attributes:
-        iteration: number of the iteration over the data that takes plans.
-        patience_s: how long other ranks wait for this one.
+    Without a pool of planner processes this process plans when a plan is taken. `iteration` is the
+    number of the one that takes plans, `patience_s` how long other ranks wait for this one.
     """
 
     def __init__(self, pool: PlannerPool | None) -> None:
@@ -109,11 +99,7 @@ class PlanSource(ABC):
         """Start a plan, if a process can make it beside the training loop."""
 
     def take(self, pending: PendingPlan, queued: int) -> PlanReply:
-        """Wait for a plan, or make it.
-
-        Raises:
-            DCPError: if the batch cannot be planned, or the rank that plans for all is gone.
-        """
+        """Wait for a plan, or make it."""
         with stopwatch() as watch:
             plan, seconds = self._result(pending)
         metrics = self.metrics

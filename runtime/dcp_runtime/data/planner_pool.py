@@ -35,19 +35,12 @@ _T = TypeVar("_T")
 
 
 class MaskText(NamedTuple):
-    """A mask as text.
+    """A mask as text."""
 
-    Attributes:
-        spec: text of its spec.
-        name: path of the spec, for messages.
-        call: name or call of the mask in the spec.
-        files: path and text of each file that the spec imports.
-    """
-
-    spec: str
-    name: str
-    call: str
-    files: tuple[tuple[str, str], ...] = ()
+    spec: str  # text
+    name: str  # path of the spec, for messages
+    call: str  # name or call of the mask in the spec
+    files: tuple[tuple[str, str], ...] = ()  # path and text of each imported file
 
     @classmethod
     def of(cls, mask: Mask) -> "MaskText":
@@ -58,36 +51,23 @@ class MaskText(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One sequence of a global batch.
+    """One sequence of a global batch."""
 
-    Attributes:
-        row: its number in the data set, for messages.
-        cycle: for each layer the number of its mask in the request, -1 if the layer is linear.
-        sample: JSON of the sample that the masks read.
-        num_tokens: tokens that take part; fewer than the sample has if the row was cut.
-    """
-
-    row: int
-    cycle: tuple[int, ...]
-    sample: str
-    num_tokens: int
+    row: int  # its number in the data set, for messages
+    cycle: tuple[int, ...]  # for each layer the number of its mask in the request, -1 if linear
+    sample: str  # JSON of the sample that the masks read
+    num_tokens: int  # fewer than the sample has if the row was cut
 
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """Global batches that are dealt together, to plan for one replica; see `Planning`.
-
-    Attributes:
-        sequences: in packed order, of all replicas.
-        dealing: how they become micro-batches of groups of devices.
-        may_skip: whether sequences that do not fit their mask are left out; else they are an error.
-    """
+    """Global batches that are dealt together, to plan for one replica; see `Planning`."""
 
     masks: tuple[MaskText, ...]
-    sequences: tuple[SequenceRequest, ...]
+    sequences: tuple[SequenceRequest, ...]  # in packed order, of all replicas
     dealing: Dealing
     replica: int
-    may_skip: bool
+    may_skip: bool  # sequences that do not fit their mask; else they are an error
     block_size: int | None
     shape: ModelShape
     cluster: Cluster
@@ -130,21 +110,13 @@ class PlanRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """One micro-batch of a group of devices.
+    """One micro-batch of a group of devices."""
 
-    Attributes:
-        members: its sequences in packed order, by their number among those that are kept.
-        first: the group's first device, which is device 0 of the plans.
-        plans: one per distinct mask of its layers.
-        cycle: for each layer the number of its plan.
-        facts: numbers of each plan, with the prediction.
-    """
-
-    members: tuple[int, ...]
-    first: int
-    plans: tuple[Plan | PlanPart, ...]
-    cycle: tuple[int, ...]
-    facts: tuple[PlanFacts, ...]
+    members: tuple[int, ...]  # its sequences in packed order, by number among those kept
+    first: int  # the group's first device, which is device 0 of the plans
+    plans: tuple[Plan | PlanPart, ...]  # one per distinct mask of its layers
+    cycle: tuple[int, ...]  # for each layer the number of its plan
+    facts: tuple[PlanFacts, ...]  # of each plan, with the prediction
 
     @property
     def plan(self) -> BatchPlan:
@@ -168,22 +140,16 @@ class MicroBatch:
 class PlanReply:
     """The micro-batches of a replica, and the sequences that do not fit their mask.
 
-    Attributes:
-        batches: empty if no sequence is left.
-        left_out: number within the request of each sequence that does not fit its mask, and why.
-        hidden: runs of tokens that the next token of their sequence does not see in any layer;
-            positions in all kept sequences, packed one after another.
-        seen: runs of tokens that the token before sees in some layer; positions likewise.
-        steps: for each kept sequence the number of its global batch within the request.
-        overflow: as of `Dealt`.
+    `hidden` are tokens that the next token of their sequence does not see in any layer, `seen`
+    those that the token before sees in some layer; positions in all kept sequences, packed.
     """
 
-    batches: tuple[MicroBatch, ...]
-    left_out: tuple[tuple[int, str], ...] = ()
+    batches: tuple[MicroBatch, ...]  # empty if no sequence is left
+    left_out: tuple[tuple[int, str], ...] = ()  # number within the request, and why
     hidden: Runs = ()
     seen: Runs = ()
-    steps: tuple[int, ...] = ()
-    overflow: int = 0
+    steps: tuple[int, ...] = ()  # for each kept sequence the number of its global batch
+    overflow: int = 0  # as of `deal_documents`
 
 
 def encode_reply(reply: PlanReply, plans: Sequence[bytes]) -> bytes:
@@ -211,11 +177,7 @@ def encode_parts_of(reply: PlanReply, devices: range) -> list[bytes]:
 def decode_reply(
     data: bytes, decode: Callable[[bytes], Plan | PlanPart] = decode_part
 ) -> PlanReply:
-    """Read the reply for one device; `decode` reads a plan, by default a device's part of it.
-
-    Raises:
-        RunError: if the data is no such reply.
-    """
+    """Read the reply for one device; `decode` reads a plan, by default a device's part of it."""
     head, _, rest = data.partition(b"\n")
     try:
         found = json.loads(head)
@@ -239,11 +201,8 @@ def decode_reply(
 class PlannerPool:
     """Planner processes that plan one batch each at a time; they start when first needed.
 
-    They end with `close`, when the pool is no longer used, and when this process ends.
-
-    Args:
-        size: number of processes, at least 1.
-        time_limit_s: how long one plan may take before its process is ended.
+    They end with `close`, when the pool is no longer used, when this process ends, and after a plan
+    that takes longer than the limit.
     """
 
     def __init__(self, size: int, time_limit_s: float) -> None:
@@ -265,10 +224,7 @@ class PlannerPool:
         )
 
     def submit_parts(self, request: PlanRequest) -> "Future[tuple[list[bytes], float]]":
-        """Plan and cut the plans into one part per device of the replica, for `decode_reply`.
-
-        The future raises as that of `submit` does.
-        """
+        """As `submit`, with one part per device of the replica, for `decode_reply`."""
         return self._submit(request, "parts", lambda parts: parts)
 
     def _submit(

@@ -18,13 +18,9 @@ from dcp_dsl.arrays import Ints
 def sort_sequences(values: NDArray[np.integer], lengths: Ints) -> tuple[Ints, Ints]:
     """Sort sequences so that those which share a prefix are neighbours.
 
-    Args:
-        values: integers ``[tokens, columns]`` of all sequences, one after another.
-        lengths: tokens of each sequence, int64 ``[N]``.
-
-    Returns:
-        The numbers of the sequences in this order, ``[N]``, and how many tokens each shares with
-        the one before, ``[N]``; the first shares 0.
+    `values` are integers ``[tokens, columns]``, sequence after sequence, `lengths` int64 ``[N]``.
+    Returns the numbers of the sequences in this order, ``[N]``, and how many tokens each shares
+    with the one before, ``[N]``; the first shares 0.
     """
     columns = values.shape[1]
     flat = np.ascontiguousarray(values).reshape(-1)
@@ -78,13 +74,8 @@ def drop_forks(shared: Ints, min_gain: int) -> Ints:
 def cut_trees(lengths: Sequence[int], shared: Sequence[int], budget: int | None) -> list[range]:
     """Cut sorted sequences into trees of at most `budget` tokens, the longest prefixes kept first.
 
-    Args:
-        lengths: tokens of each sequence in sorted order, each at most the budget.
-        shared: what each shares with the one before.
-        budget: most tokens of a tree; ``None`` for any number.
-
-    Returns:
-        The places of each tree's sequences in the sorted order.
+    `shared` are the tokens that each shares with the one before; no sequence exceeds the budget.
+    Returns the places of each tree's sequences in the sorted order.
     """
     count = len(lengths)
     first, last, tokens = list(range(count)), list(range(count)), list(lengths)
@@ -105,21 +96,13 @@ def cut_trees(lengths: Sequence[int], shared: Sequence[int], budget: int | None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefixTree:
-    """A tree of the prefixes of some sequences, stored as branches that fork behind tokens.
+    """A tree of the prefixes of some sequences, stored as branches that fork behind tokens."""
 
-    Attributes:
-        source: a sequence (its place in the sorted order) that holds each branch's tokens.
-        begin: first token of each branch in that sequence, which is also its depth.
-        end: the token behind its last one.
-        fork: token of the tree that each branch goes on from, -1 for none.
-        last: of each sequence its last token in the tree.
-    """
-
-    source: Ints
-    begin: Ints
-    end: Ints
-    fork: Ints
-    last: Ints
+    source: Ints  # of each branch, place in the sorted order of a sequence with its tokens
+    begin: Ints  # first token in that sequence, which is also the branch's depth
+    end: Ints  # the token behind its last one
+    fork: Ints  # token of the tree that each branch goes on from, -1 for none
+    last: Ints  # of each sequence its last token in the tree
 
     @property
     def num_tokens(self) -> int:
@@ -133,13 +116,7 @@ class PrefixTree:
 
 
 def build_tree(places: range, lengths: Sequence[int], shared: Sequence[int]) -> PrefixTree:
-    """Build the tree of neighbours in sorted order: each adds what the one before lacks.
-
-    Args:
-        places: of the sequences.
-        lengths: of all sequences in sorted order.
-        shared: what each shares with the one before.
-    """
+    """Build the tree of neighbours in sorted order: each adds what the one before lacks."""
     branches: list[tuple[int, int, int, int]] = []  # source, begin, end, fork
     last: list[int] = []
     path: list[tuple[int, int]] = []  # depth and token at which each stretch of it begins

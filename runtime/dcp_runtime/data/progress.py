@@ -17,20 +17,12 @@ SCHEMA = "dcp.dataloader/2"
 
 @dataclass(slots=True)
 class Progress:
-    """How far the iterations over a loader have come.
-
-    Attributes:
-        position: behind the micro-batch that was yielded last.
-        chosen: where the next iteration begins, if `set_epoch` or `load_state_dict` said so.
-        iterations: begun so far: an older iterator must not move the position.
-        is_begun: whether a micro-batch was yielded since the last iteration began.
-        is_under_way: whether an iteration is.
-    """
+    """How far the iterations over a loader have come."""
 
     position: Position = field(default_factory=Position)
-    chosen: Position | None = None
-    iterations: int = 0
-    is_begun: bool = False
+    chosen: Position | None = None  # by `set_epoch` or `load_state_dict`, where the next one begins
+    iterations: int = 0  # begun so far: an older iterator must not move the position
+    is_begun: bool = False  # a micro-batch was yielded since the last iteration began
     is_under_way: bool = False
 
     @property
@@ -81,11 +73,7 @@ def save_state(position: Position, identity: DataIdentity, dealing: Dealing) -> 
 
 
 def load_state(state: State, identity: DataIdentity, dealing: Dealing) -> Position:
-    """Return the position that a state holds.
-
-    Raises:
-        RunError: if the state is of another data set, of other masks or of other packing options.
-    """
+    """Return the position that a state holds."""
     if not isinstance(state, Mapping) or state.get("schema") != SCHEMA:
         raise RunError(
             f"expected a state of schema {SCHEMA!r}, as state_dict() gives it, got "

@@ -22,25 +22,15 @@ SHARED_COLUMNS = ("tokens", "input_ids", "len", "length", *OWN_COLUMNS)
 
 
 class Rollout(NamedTuple):
-    """One rollout of a tree.
+    """One rollout of a tree."""
 
-    Attributes:
-        number: the row that it was.
-        at: tokens of the tree that it holds, int64 ``[n]``.
-        row: its own columns.
-    """
-
-    number: int
-    at: Ints
-    row: Row
+    number: int  # the row that it was
+    at: Ints  # tokens of the tree that it holds, int64 [n]
+    row: Row  # its own columns
 
 
 def find_rollouts(row: Row, length: int, paths: TokenPaths | None) -> tuple[Rollout, ...]:
-    """Return the rollouts of a row of so many tokens; none if the row is no tree of `group_rows`.
-
-    Raises:
-        DatasetError: if its columns contradict each other or the layout of its mask.
-    """
+    """Return the rollouts of a row of so many tokens; none if it is no tree of `group_rows`."""
     if "rollout_ends" not in row:
         return ()
     columns = {name: _integers(row, name) for name in OWN_COLUMNS}
@@ -123,21 +113,13 @@ def _columns_of(row: Row, order: int, begin: int, end: int, count: int, tokens: 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Terms:
-    """Terms of a loss: a token that is predicted, and what a rollout says of it.
+    """Terms of a loss: a token that is predicted, and what a rollout says of it; ``[N]`` each."""
 
-    Attributes:
-        token: int64 ``[N]``, rising.
-        label: int64 ``[N]``, the id to predict.
-        weight: float32 ``[N]``: of the rollouts with this term the number, or the share.
-        extra: the extra columns, ``[N]`` each.
-        of: for each rollout the term of each of its tokens, -1 where its loss counts none.
-    """
-
-    token: Ints
-    label: Ints
-    weight: NDArray[np.float32]
+    token: Ints  # int64, rising
+    label: Ints  # int64, the id to predict
+    weight: NDArray[np.float32]  # float32, of the rollouts with this term the number, or the share
     extra: Mapping[str, Values]
-    of: Mapping[int, Ints]
+    of: Mapping[int, Ints]  # for each rollout the term of each token, -1 where none counts
 
     def first(self, tokens: int) -> "Terms":
         """Return the terms of the first tokens."""
@@ -157,14 +139,10 @@ class Terms:
 def merge_terms(
     rollouts: Sequence[Rollout], labels: Ints, extra: Mapping[str, Values], *, once: bool
 ) -> Terms:
-    """Merge equal terms of rollouts.
+    """Merge equal terms of the rollouts of a tree, whose columns stand one rollout after another.
 
-    Args:
-        rollouts: of one tree.
-        labels: of all tokens of the rollouts, one rollout after another.
-        extra: the extra columns of these tokens.
-        once: whether the terms of a token weigh 1 together: each counts by the share of the
-            rollouts that say the same of it; else each counts as often as rollouts say it.
+    With `once` the terms of a token weigh 1 together: each counts by the share of the rollouts that
+    say the same of it. Else each counts as often as rollouts say it.
     """
     at = np.concatenate([rollout.at for rollout in rollouts])
     ends = np.cumsum([len(rollout.at) for rollout in rollouts])

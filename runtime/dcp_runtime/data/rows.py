@@ -40,12 +40,7 @@ def token_columns(name: str | None) -> tuple[str, ...]:
 
 
 def read_tokens(names: Sequence[str], row: Any, index: int) -> Tokens:  # Any: what a user gives
-    """Return the tokens of a row, int64 ``[length]``; bytes count as one token each.
-
-    Raises:
-        RowError: if this row has none.
-        DatasetError: if it is a batch of rows.
-    """
+    """Return the tokens of a row, int64 ``[length]``; bytes count as one token each."""
     if not isinstance(row, Mapping):
         raise RowError(
             f"row {index}: expected columns by name, got {type(row).__name__}; "
@@ -97,12 +92,7 @@ def _integers(values: Any, row: int, column: str) -> Tokens:  # Any: what a user
 
 
 class IndexedRows:
-    """A data set with numbered rows: from `read_dataset`, Hugging Face, or a sequence of rows.
-
-    Args:
-        dataset: has ``len`` and gives a row by number.
-        token_column: the column that holds the tokens; ``None`` for ``tokens``, else ``input_ids``.
-    """
+    """A data set with numbered rows: from `read_dataset`, Hugging Face, or a sequence of rows."""
 
     def __init__(self, dataset: Dataset | Sequence[Row], token_column: str | None) -> None:
         self._dataset = dataset
@@ -202,10 +192,8 @@ class IndexedRows:
 class StreamedRows:
     """An iterable data set: rows come one after another, and their number is not known.
 
-    Args:
-        dataset: iterates from the first row on, always over the same rows in the same order; an
-            iterator, such as a generator, gives one epoch.
-        token_column: as of `IndexedRows`.
+    It gives the same rows in the same order from the first on; an iterator, such as a generator,
+    gives one epoch.
     """
 
     def __init__(self, dataset: Iterable[Row], token_column: str | None) -> None:
@@ -242,11 +230,9 @@ class StreamedRows:
 
 
 def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> Ints | None:  # Any: HF's
-    """Return the lengths that the Arrow tables of a Hugging Face data set hold, without its rows.
-
-    ``None`` if it is another data set, computes its rows when asked (``with_transform``), or has
-    rows without tokens.
-    """
+    """Return the lengths that Arrow tables of a Hugging Face data set hold, without its rows."""
+    # None if it is another data set, computes its rows when asked (`with_transform`), or has rows
+    # without tokens.
     told = getattr(dataset, "format", None)
     if not isinstance(told, Mapping) or told.get("type") == "custom":
         return None
@@ -333,10 +319,8 @@ def make_resolver(
 
 
 def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
-    """Resolve by the first ``for`` of the spec that matches a row's file, or in memory its columns.
-
-    Rows of one file, or with the same columns, share an attachment.
-    """
+    """Resolve by the first ``for`` of the spec that matches a row's file, or its columns."""
+    # Rows of one file, or with the same columns, share an attachment.
     if isinstance(dataset, Dataset):
         attachments, files = spec.attachments_of(dataset), dataset
 

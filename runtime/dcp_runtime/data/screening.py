@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -89,27 +89,13 @@ class Screening:
         self._seen += 1
 
     def leave_out(self, row: int, reason: Reason, what: str) -> None:
-        """Record that a row is left out.
-
-        Raises:
-            DatasetError: unless the policy is to skip such rows.
-        """
+        """Record that a row is left out; raise unless the policy is to skip such rows."""
         if self.policy != "skip":
             raise DatasetError(f"{what}; {SKIP_HINT}")
         self._record(row, reason, what)
 
     def shorten(self, row: int, length: int, budget: int, way_out: str) -> int:
-        """Return how many tokens of a row longer than the budget are used; 0 leaves it out.
-
-        Args:
-            row: its number.
-            length: its tokens.
-            budget: most tokens of a row.
-            way_out: how the row would fit.
-
-        Raises:
-            DatasetError: if the policy is to raise.
-        """
+        """Return how many tokens of a row longer than the budget are used; 0 leaves it out."""
         what = f"row {row} has {length} tokens, the token budget is {budget}"
         if self.policy == "error":
             raise DatasetError(f"{what}; {way_out}, or choose policy='truncate' or policy='skip'")
@@ -162,17 +148,11 @@ class Screening:
 
 @dataclass(slots=True)
 class TargetCount:
-    """Counts what an epoch trains on, and warns once where that is nothing.
+    """Counts what an epoch trains on, and warns once where that is nothing."""
 
-    Attributes:
-        replica: that of this rank.
-        says: whether it warns of all rows.
-        says_own: whether it warns of those that its replica trains on.
-    """
-
-    replica: int
-    says: bool
-    says_own: bool
+    replica: int  # that of this rank
+    says: bool  # of all rows
+    says_own: bool  # of those that its replica trains on
     # Rows, tokens and targets of this iteration: of all replicas, and of this one.
     _all: Ints = field(default_factory=lambda: np.zeros(3, np.int64))
     _own: Ints = field(default_factory=lambda: np.zeros(3, np.int64))
@@ -204,39 +184,22 @@ class TargetCount:
         )
 
 
-class UsableRows(NamedTuple):
-    """Rows that can be used, and how many tokens of each are."""
-
-    rows: list[int]
-    counts: list[int]
-
-
 def screen(
     lengths: Sequence[int],
     usable_tokens: Callable[[int, int], int],
     screening: Screening,
     micro_batches: int,
-) -> UsableRows:
-    """Judge all rows by their lengths, before any is read.
-
-    Args:
-        lengths: tokens of every row.
-        usable_tokens: how many tokens of a row with a length are used; 0 leaves it out.
-        screening: the record.
-        micro_batches: least rows.
-
-    Raises:
-        DatasetError: if there are fewer usable rows than micro-batches, but some.
-    """
-    usable = UsableRows([], [])
+) -> tuple[list[int], list[int]]:
+    """Return the rows that can be used, judged by lengths alone, and how many tokens of each."""
+    rows, counts = list[int](), list[int]()
     for row, length in enumerate(lengths):
         if count := usable_tokens(row, length):
-            usable.rows.append(row)
-            usable.counts.append(count)
+            rows.append(row)
+            counts.append(count)
     screening.begin_reading(len(lengths))
-    if 0 < len(usable.rows) < micro_batches:
+    if 0 < len(rows) < micro_batches:
         raise DatasetError(
-            f"expected at least one row per micro-batch, got {len(usable.rows)} usable rows for "
-            f"micro_batches={micro_batches}; use at most {len(usable.rows)}"
+            f"expected at least one row per micro-batch, got {len(rows)} usable rows for "
+            f"micro_batches={micro_batches}; use at most {len(rows)}"
         )
-    return usable
+    return rows, counts

@@ -31,25 +31,14 @@ Counted in one row, or over the rows so far."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenColumns:
-    """The columns of a row that hold a value per token.
+    """The columns of a row that hold a value per token."""
 
-    Attributes:
-        targets: int64 ``[n]``, for each token the id that the token before is to predict there;
-            `IGNORE_LABEL` where the loss does not count it.
-        positions: int64 ``[n]``.
-        previous: int64 ``[n]``, the token that predicts each token; -1 for the first of a path.
-        weights: float32 ``[n]``, how much each token counts as a target.
-        extra: the extra columns, bool, int64 or float32 ``[n]`` each; in a tree of rollouts those
-            of the first rollout that holds a token.
-        terms: of a tree of rollouts, whose tokens may be targets several times.
-    """
-
-    targets: Ints
-    positions: Ints
-    previous: Ints
-    weights: NDArray[np.float32]
-    extra: Mapping[str, Values]
-    terms: Terms | None = None
+    targets: Ints  # int64 [n], what the token before is to predict, or `IGNORE_LABEL`
+    positions: Ints  # int64 [n]
+    previous: Ints  # int64 [n], the token that predicts each; -1 for the first of a path
+    weights: NDArray[np.float32]  # [n], how much each counts as a target
+    extra: Mapping[str, Values]  # [n] each; in a tree those of the first rollout with a token
+    terms: Terms | None = None  # of a tree, whose tokens may be targets several times
 
     def first(self, count: int) -> "TokenColumns":
         """Return the columns of the first tokens."""
@@ -223,25 +212,15 @@ def _refusal(name: str, wanted: str, row: Row, length: int) -> DatasetError:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequence:
-    """One row of a batch.
+    """One row of a batch."""
 
-    Attributes:
-        row: its number in the data set.
-        name: name of the row in messages and plans, from `row_name`.
-        tokens: int64 ``[n]``, those that take part.
-        columns: the values of each of these tokens.
-        masks: the different masks of its layers.
-        cycle: for each layer the number of its mask; repeats over the layers of a model.
-        sample: the columns that the masks read; longer than ``n`` if the row was cut.
-    """
-
-    row: int
-    name: str
-    tokens: Tokens
+    row: int  # its number in the data set
+    name: str  # of the row in messages and plans, from `row_name`
+    tokens: Tokens  # int64 [n], those that take part
     columns: TokenColumns
-    masks: tuple[Mask, ...]
-    cycle: tuple[int, ...]
-    sample: Sample
+    masks: tuple[Mask, ...]  # the different ones of its layers
+    cycle: tuple[int, ...]  # for each layer the number of its mask; repeats over the layers
+    sample: Sample  # longer than n if the row was cut
 
 
 @dataclass(slots=True)
@@ -256,11 +235,7 @@ class Alignment:
     _is_settled: bool = False
 
     def check(self, row: int, name: str | None, labels: Ints, tokens: Tokens) -> None:
-        """Judge the labels of a row, and with it those before.
-
-        Raises:
-            RunError: if they are shifted.
-        """
+        """Judge the labels of a row, and with it those before."""
         if labels is tokens:  # the row has no labels
             return
         seen = labels[:-1] != IGNORE_LABEL
@@ -287,17 +262,14 @@ class Alignment:
 
 @dataclass(slots=True)
 class RowReader:
-    """Reads rows one at a time; messages give `way_out` for a row longer than `room`.
-
-    `faults` are those of rows whose tokens cannot be read, which have length 0.
-    """
+    """Reads rows one at a time."""
 
     resolve: Resolver
-    room: int
-    way_out: str
+    room: int  # most tokens of a row
+    way_out: str  # for a row that is longer
     screening: Screening
     rules: RowRules
-    faults: Mapping[int, RowError] = field(default_factory=dict)
+    faults: Mapping[int, RowError] = field(default_factory=dict)  # of rows without usable tokens
     alignment: Alignment = field(default_factory=Alignment)
     unread: UnreadColumns = field(init=False)
 
@@ -305,11 +277,7 @@ class RowReader:
         self.unread = UnreadColumns(self.rules, self.screening.says)
 
     def usable_tokens(self, row: int, length: int) -> int:
-        """Return how many tokens of a row take part, judged by its length; 0 leaves it out.
-
-        Raises:
-            DatasetError: if the row cannot be used and the policy is to raise.
-        """
+        """Return how many tokens of a row take part, judged by its length; 0 leaves it out."""
         if fault := self.faults.get(row):
             self.screening.leave_out(row, "unfit", str(fault))
             return 0
@@ -321,12 +289,7 @@ class RowReader:
         return length
 
     def read(self, index: int, row: Row, tokens: TokensRead) -> PackedSequence | None:
-        """Find the masks and columns of a row; ``None`` leaves it out.
-
-        Raises:
-            DatasetError: naming the row, if its columns do not fit and the policy is to raise.
-            RunError: naming the row, if it shows a fault of the whole data set.
-        """
+        """Find the masks and columns of a row; ``None`` leaves it out."""
         self.screening.see()
         if isinstance(tokens, RowError):
             self.screening.leave_out(index, "unfit", str(tokens))
@@ -392,11 +355,7 @@ def join_rollouts(
     paths: TokenPaths | None,
     rules: RowRules,
 ) -> TokenColumns:
-    """Join the columns of the rollouts of a tree of so many tokens.
-
-    Raises:
-        DatasetError: if two rollouts give a token that they share different positions.
-    """
+    """Join the columns of the rollouts of a tree of so many tokens."""
     at = np.concatenate([rollout.at for rollout in rollouts])[::-1]  # the first rollout comes last
     joined = {
         name: join_extra(name, [own.extra[name] for own in read]) for name in rules.extra_columns
@@ -439,10 +398,8 @@ def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:
 
 
 def with_length(row: Row, length: int) -> Row:
-    """Add the length to a row as `len`, which masks read, whatever the column of the tokens is.
-
-    Where that is another one, `tokens` may hold anything: it then states no length.
-    """
+    """Add the length to a row as `len`, which masks read, whatever the column of the tokens is."""
+    # Where that is another one, `tokens` may hold anything: it then states no length.
     for name in ("len", "length"):
         if row.get(name) is not None and row[name] != length:
             raise DatasetError(f"column `{name}` says {row[name]} tokens, the row has {length}")

@@ -16,23 +16,16 @@ from dcp_runtime.data.sequences import PackedSequence
 
 @dataclass(slots=True)
 class TargetFinder:
-    """Finds the targets of sequences and records those left out.
-
-    Warns of targets left out while `says` is true, and of targets that their predictor sees while
-    `says_seen` is: on one rank, until it has.
-    """
+    """Finds the targets of sequences and records those left out."""
 
     rules: RowRules
     screening: Screening
-    says: bool
-    says_seen: bool
+    says: bool  # of targets left out, until it has
+    says_seen: bool  # of targets that their predictor sees, until it has
     count: TargetCount
 
     def find(self, sequences: Sequence[PackedSequence], planned: PlanReply) -> tuple[Ints, ...]:
-        """Return the positions of the targets of each sequence, of at least one.
-
-        `planned` says which of their tokens the tokens beside them see.
-        """
+        """Return the positions of the targets of each sequence, of at least one."""
         starts = np.cumsum([0, *(len(sequence.tokens) for sequence in sequences)])
         wanted = np.concatenate([sequence.columns.targets for sequence in sequences])
         counts = wanted != IGNORE_LABEL

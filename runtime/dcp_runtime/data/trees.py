@@ -193,10 +193,7 @@ def _is_list(value: Any) -> bool:  # Any: what a row holds
 
 
 def _kinds_of_columns(rows: Sequence[Row], by: str, lengths: Ints) -> tuple[list[str], list[str]]:
-    """Return the columns with a value per token in every row, but for the tokens, and the others.
-
-    A column whose lists have as many values as there are tokens in some rows only is one of others.
-    """
+    """Return the columns with a value per token in every row, and the others, but the tokens."""
     sizes = lengths.tolist()
     per_token: list[str] = []
     others: list[str] = []
@@ -246,22 +243,14 @@ def _joined(parts: Sequence[Any]) -> Any:  # Any: lists or arrays
 
 
 def check_name(path: str | Path) -> None:
-    """Refuse a file to which trees cannot be written, before the work.
-
-    Raises:
-        DatasetError: if its name ends otherwise than `write_trees` takes, or it cannot be written.
-    """
+    """Refuse a file to which trees cannot be written, before the work."""
     if Path(path).suffix not in (".parquet", ".jsonl"):
         raise DatasetError(f"{path}: expected a name that ends in .parquet or .jsonl")
     check_writable(path, DatasetError)
 
 
 def write_trees(path: str | Path, trees: Sequence[Row]) -> None:
-    """Write trees as a data set, .parquet or .jsonl, whole or not at all.
-
-    Raises:
-        DatasetError: if the name ends otherwise, or the file cannot be written.
-    """
+    """Write trees as a data set, .parquet or .jsonl, whole or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -50,25 +50,15 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ReadRow:
-    """What is read of a row of n tokens.
-
-    Attributes:
-        number: of the row.
-        tokens: int64 ``[n]``.
-        counted: bool ``[n]``, whether the loss counts a token as a target.
-        positions: int64 ``[n]``, those that its tokens have.
-        columns: those that its masks read, by the names that the masks have for them.
-        paths: of a layout with branches.
-        has_labels: whether labels say what is counted.
-    """
+    """What is read of a row of n tokens."""
 
     number: int
-    tokens: Ints
-    counted: Bools
-    positions: Ints
+    tokens: Ints  # int64 [n]
+    counted: Bools  # [n], by the loss as targets
+    positions: Ints  # int64 [n]
     columns: Mapping[str, Any]  # Any: as `Sample.columns`
     paths: TokenPaths | None
-    has_labels: bool
+    has_labels: bool  # which say what is counted
 
     def has(self, begins: Ints) -> bool:
         """Return whether the masks read that documents begin at these tokens."""
@@ -82,14 +72,10 @@ class UnreadColumns:
 
     A name that other tools use is enough, in any row. Columns of other names are judged by what
     they hold over the rows so far: a row that does not fit settles it.
-
-    Attributes:
-        rules: name the columns that the loader reads.
-        says: whether it tells of columns that may be loss masks.
     """
 
     rules: RowRules
-    says: bool
+    says: bool  # of columns that may be loss masks
     # Of columns without a known name: what they may still be, and the evidence for it.
     _bits: dict[str, dict[Kind, float]] = field(default_factory=dict)
     _seen: set[tuple[str, int]] = field(default_factory=set)  # a row read again proves no more
@@ -99,11 +85,7 @@ class UnreadColumns:
     _told: set[tuple[str, ...]] = field(default_factory=set)  # sums that have several readings
 
     def check(self, row: Mapping[str, Any], read: ReadRow) -> None:
-        """Judge the columns of a row.
-
-        Raises:
-            RunError: naming the column, how it is known, and what to write.
-        """
+        """Judge the columns of a row."""
         rules = self.rules
         passed = {*rules.unchecked_columns, *rules.extra_columns, *read.columns, *TOKENS_AND_LABELS}
         passed |= {name for name in (rules.token_column, rules.labels_column) if name is not None}

@@ -9,54 +9,32 @@ from dcp_runtime.data.choices import Planning, Replicas
 from dcp_runtime.data.dealing import Dealing
 from dcp_runtime.data.packing import Pack, Position
 from dcp_runtime.data.plan_sources import PendingPlan, PlanSource
-from dcp_runtime.data.planner_pool import MaskText, PlanReply, PlanRequest, SequenceRequest
+from dcp_runtime.data.planner_pool import MaskText, PlanRequest, SequenceRequest
 from dcp_runtime.data.sequences import PackedSequence
-from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import SAME_ROWS
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class DealingWindow:
-    """Global batches of all replicas that are dealt together; their plans are under way.
-
-    The window begins at the position `start` and ends at `after`.
-    """
+    """Global batches of all replicas that are dealt together; their plans are under way."""
 
     sequences: tuple[PackedSequence, ...]
     pending: PendingPlan
     start: Position
     after: Position
 
-    def check_count(self, planned: PlanReply) -> None:
-        """Check plans that another rank may have made against the rows of this one."""
-        own, expected = len(self.sequences), len(planned.steps) + len(planned.left_out)
-        if own != expected:
-            raise other_rows(
-                f"epoch {self.start.epoch}, step {self.start.step}: expected {expected} rows, for "
-                f"which the first rank made the plans, got {own} on this rank"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class WindowOpener:
-    """Opens windows over packs, and starts their plans.
+    """Opens windows over packs, and starts their plans."""
 
-    Attributes:
-        dealing: of one global batch.
-        replicas, planning: for which to plan.
-        plans: where plans come from.
-        window: global batches of a window.
-        may_skip: whether sequences that do not fit their mask are left out.
-    """
-
-    dealing: Dealing
+    dealing: Dealing  # of one global batch
     replicas: Replicas
     planning: Planning
     plans: PlanSource
-    window: int
-    may_skip: bool
+    window: int  # global batches of a window
+    may_skip: bool  # sequences that do not fit their mask
 
     def __post_init__(self) -> None:
         if self.window > 1 and self.replicas.device == 0:
@@ -68,12 +46,7 @@ class WindowOpener:
             )
 
     def open_windows(self, packs: Iterator[Pack], start: Position) -> Iterator[DealingWindow]:
-        """Return windows from a position on, each with its plans under way.
-
-        Args:
-            packs: from the position on.
-            start: the position.
-        """
+        """Return windows from a position on, each with its plans under way."""
         size = self.dealing.packs
         while found := list(islice(packs, size * self.window)):
             steps = -(-len(found) // size)
@@ -105,8 +78,3 @@ class WindowOpener:
             cluster=self.replicas.cluster if rates is None else rates.cluster,
             config=self.planning.config,
         )
-
-
-def other_rows(what: str) -> RunError:
-    """Return the error of a rank that reads other rows than the rank that planned."""
-    return RunError(f"{what}; {SAME_ROWS}")

@@ -38,18 +38,11 @@ class _Bell:
 
 
 class Clock(ABC, HostClock):
-    """Time of all ranks of one run, and the fabric between them.
-
-    Attributes:
-        size: ranks.
-        lock: held by whoever changes the fabric, or parcels under way.
-        fabric: the messages.
-    """
+    """Time of all ranks, and the fabric between them; the lock is held by whoever changes that."""
 
     def __init__(self, size: int, fabric: Fabric) -> None:
         self.size, self.fabric, self.lock = size, fabric, threading.RLock()
         self._bells: set[_Bell] = set()
-        self._met = 0
         self._meeting: list[_Bell] = []
         self._failure: BaseException | None = None
 
@@ -86,12 +79,7 @@ class Clock(ABC, HostClock):
         self._stand(bell)
 
     def run(self, work: Callable[[int], None]) -> None:
-        """Call `work` for each rank, on a thread each, and wait for all.
-
-        Raises:
-            Exception: the first of any rank; the others have ended then.
-            KeyboardInterrupt: on Ctrl-C, once all ranks have ended.
-        """
+        """Call `work` for each rank, on a thread each; wait for all, then raise the first error."""
         threads = [
             threading.Thread(target=self._run_rank, args=(work, rank), name=f"rank {rank}")
             for rank in range(self.size)
@@ -151,6 +139,9 @@ class Clock(ABC, HostClock):
     def _stand(self, bell: _Bell) -> None:
         """Let the present rank stand still until its bell has been rung."""
         self._ring(bell)
+        self._wait_for(bell)
+
+    def _wait_for(self, bell: _Bell) -> None:
         while not bell.event.wait(POLL_S):
             pass
         with self.lock:
@@ -162,15 +153,12 @@ class Clock(ABC, HostClock):
     def _begin(self) -> None:
         """Start the clock."""
 
-    @abstractmethod
-    def _enter(self, rank: int) -> None:
-        """Note that a rank begins."""
-
-    @abstractmethod
     def _end(self) -> None:
         """Stop it."""
 
-    @abstractmethod
+    def _enter(self, rank: int) -> None:
+        """Note that a rank begins."""
+
     def _leave(self) -> None:
         """Note that a rank has ended."""
 
@@ -214,13 +202,6 @@ class VirtualClock(Clock):
             self._drive()
         self._wait_for(bell)
 
-    def _wait_for(self, bell: _Bell) -> None:
-        bell.event.wait()
-        with self.lock:
-            self._bells.discard(bell)
-        if self._failure is not None:
-            raise Stopped
-
     def _drive(self) -> None:
         """Let time pass until a rank goes on; called with the lock."""
         while not self._is_awake and self._failure is None and self._bells:
@@ -245,9 +226,6 @@ class VirtualClock(Clock):
                 self._ring(bell)
             self._is_awake = False
             self._drive()
-
-    def _end(self) -> None:
-        return
 
     def _enter(self, rank: int) -> None:
         self._wait_for(self._entries[rank])
@@ -306,9 +284,3 @@ class DilatedClock(Clock):
             self._is_over = True
             self._changed.notify()
         self._driver.join()
-
-    def _enter(self, rank: int) -> None:
-        return
-
-    def _leave(self) -> None:
-        return

@@ -24,7 +24,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.kernel import ReferenceKernel
 from dcp_runtime.plans.device_plan import DevicePlan, outline_device
 from dcp_runtime.transport.recorder import Recorder, merge_timelines
-from dcp_runtime.transport.transport import NoOverlapTransport
+from dcp_runtime.transport.transport import without_overlap
 
 MOST_DEVICES = 32
 """Most devices that are emulated; two cores carry them."""
@@ -82,25 +82,15 @@ class Emulation:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadyPlan:
-    """A plan made ready to be emulated.
+    """A plan made ready to be emulated; durations are nanoseconds of each instruction."""
 
-    Attributes:
-        model: of its prediction.
-        parts: of each device.
-        costs: of its messages.
-        durations: of each direction and device, the nanoseconds of each instruction.
-        slowdown: times that attention takes longer while messages of its device are under way.
-        host_ns: of each direction, work of the busiest host that runs ahead.
-        overlap: whether messages travel during compute.
-    """
-
-    model: PlanModel
-    parts: tuple[DevicePlan, ...]
+    model: PlanModel  # of its prediction
+    parts: tuple[DevicePlan, ...]  # of each device
     costs: Costs
     durations: dict[Direction, list[np.ndarray[tuple[int], np.dtype[np.int64]]]]
-    slowdown: float
-    host_ns: dict[Direction, int]
-    overlap: bool
+    slowdown: float  # of attention while messages of its device are under way
+    host_ns: dict[Direction, int]  # of each direction, work of the busiest host that runs ahead
+    overlap: bool  # messages travel during compute
 
     @classmethod
     def of(cls, plan: Plan, *, overlap: bool) -> "ReadyPlan":
@@ -237,15 +227,14 @@ class EmulatedRun:
         store, is_grouped = HashStore(), ready.costs.order == "grouped"
         self._recorders = [Recorder(rank, is_on=True, clock=self._clock) for rank in range(size)]
         own = [
-            EmulatedTransport(self._clock, rank, store, dict(enumerate(self._recorders)),
-                              is_grouped=is_grouped)
+            EmulatedTransport(self._clock, rank, store, is_grouped=is_grouped)
             for rank in range(size)
-        ]  # fmt: skip
+        ]
         self._ranks = [
             EmulatedInterpreter(
                 ready.parts[rank], ReferenceKernel(),
-                each if ready.overlap else NoOverlapTransport(each), self._recorders[rank],
-                False, clock=self._clock, own_transport=each,
+                each if ready.overlap else without_overlap(each), self._recorders[rank],
+                False, clock=self._clock,
                 durations_ns={way: spent[rank] for way, spent in ready.durations.items()},
                 slowdown=ready.slowdown,
             )
@@ -290,11 +279,9 @@ def emulate_once(plan: Plan, *, overlap: bool = True) -> Trace:
 
 
 def held_by_hosts(trace: Trace, host_ns: dict[Direction, int], devices: int) -> Trace:
-    """Add the time for which devices wait for hosts that run ahead, as the simulator does.
-
-    In a stack of equal layers a direction takes as long as its devices, or as long as the busiest
-    host, whichever is longer. What the host needs longer stands at the begin, on all devices.
-    """
+    """Add the time for which devices wait for hosts that run ahead, as the simulator does."""
+    # In a stack of equal layers a direction takes as long as its devices, or as long as the busiest
+    # host, whichever is longer. What the host needs longer stands at the begin, on all devices.
     begin_ns, held = 0, []
     start, end, ready = trace.start_ns.copy(), trace.end_ns.copy(), trace.ready_ns.copy()
     for is_backward, direction in enumerate(_DIRECTIONS):

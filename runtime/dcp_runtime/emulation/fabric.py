@@ -40,21 +40,13 @@ class _Message:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Costs:
-    """Costs of the messages of a plan on its cluster; one entry for each transfer.
+    """Costs of the messages of a plan on its cluster; int64 ``[X]``, for each transfer."""
 
-    Attributes:
-        stream: int64 ``[X]``, connection of each transfer.
-        ports: of each connection.
-        busy_ns: int64 ``[X]``, for which a transfer occupies ports that it has alone.
-        latency_ns: int64 ``[X]``.
-        order: in which a connection serves messages that are ready.
-    """
-
-    stream: Ints
-    ports: StreamPorts
-    busy_ns: Ints
+    stream: Ints  # connection of each transfer
+    ports: StreamPorts  # of each connection
+    busy_ns: Ints  # for which a transfer occupies ports that it has alone
     latency_ns: Ints
-    order: MessageOrder = "any"
+    order: MessageOrder = "any"  # in which a connection serves messages that are ready
 
     @classmethod
     def of_plan(cls, model: PlanModel, flat: Plan) -> "Costs":
@@ -68,12 +60,9 @@ class Costs:
 
 
 class Fabric:
-    """Messages under way between devices, from one moment to the next.
+    """Messages under way between devices; everything up to `now_ns` has happened.
 
     Not safe for threads: whoever uses it holds the lock of its clock.
-
-    Attributes:
-        now_ns: the moment up to which everything has happened.
     """
 
     def __init__(self, costs: Costs) -> None:
@@ -120,10 +109,8 @@ class Fabric:
         return min(leaves_ns, self._arriving[0][0] if self._arriving else NEVER_NS)
 
     def advance(self, until_ns: int) -> None:
-        """Let time pass: messages leave and arrive, their parcels end and call their followers.
-
-        A follower that posts a message does so at the moment to which time has come by then.
-        """
+        """Let time pass: messages leave and arrive, their parcels end and call their followers."""
+        # A follower that posts a message does so at the moment to which time has come by then.
         if self._is_advancing:
             return
         self._is_advancing = True

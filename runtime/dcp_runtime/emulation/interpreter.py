@@ -22,9 +22,7 @@ from dcp_runtime.plans.transfers import Bundle, Transfer
 class EmulatedPass(Pass):
     """The buffers of a pass, which take no memory: messages have their plan's bytes and no content.
 
-    Args:
-        direction: of the pass.
-        size_bytes: int64 ``[X]``, of the transfers of both directions.
+    `size_bytes`, int64 ``[X]``, are those of the transfers of both directions.
     """
 
     def __init__(self, direction: Direction, size_bytes: Ints) -> None:
@@ -60,6 +58,9 @@ class EmulatedPass(Pass):
         """There is no result."""
         return ()
 
+    def _begin(self) -> None:
+        return
+
     def _begun(self, kind: TransferKind, rows: slice) -> tuple[Tensor, ...]:
         return ()
 
@@ -69,19 +70,11 @@ class EmulatedPass(Pass):
 
 @dataclass(slots=True, eq=False)
 class EmulatedInterpreter(Interpreter):
-    """An interpreter whose kernels sleep for the time that the cost model predicts.
-
-    Attributes:
-        clock: of all ranks.
-        own_transport: of this rank, which counts its messages.
-        durations_ns: of each instruction of this device, in each direction.
-        slowdown: times that attention takes longer while messages of the device are under way.
-    """
+    """An interpreter whose kernels sleep for the time that the cost model predicts."""
 
     clock: Clock
-    own_transport: EmulatedTransport
-    durations_ns: dict[Direction, Ints]
-    slowdown: float
+    durations_ns: dict[Direction, Ints]  # of each instruction, in each direction
+    slowdown: float  # of attention while messages of the device are under way
     _durations: Iterator[int] = field(default_factory=lambda: iter(()))
 
     def run(self, current: Pass) -> None:
@@ -101,7 +94,8 @@ class EmulatedInterpreter(Interpreter):
         duration, start = next(self._durations), self._start()
         match instruction:
             case Attention():
-                if self.own_transport.under_way:
+                assert isinstance(self.transport, EmulatedTransport)
+                if self.transport.under_way:
                     duration = int(np.ceil(duration * self.slowdown))
                 self.clock.sleep(duration)
                 self._note(current, "attention", start, instruction.division)

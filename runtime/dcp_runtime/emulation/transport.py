@@ -10,7 +10,6 @@ from dcp_planner.tables import CommLaunch
 from dcp_runtime.emulation.clocks import Clock
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.transport.limits import MAX_TIMEOUT_S
-from dcp_runtime.transport.recorder import Recorder, Timeline, merge_timelines
 from dcp_runtime.transport.transport import Parcel, RowBytes, Transport
 
 _Group = tuple[bool, int, int]
@@ -59,31 +58,14 @@ def _group_of(parcel: Parcel) -> _Group:
 class EmulatedTransport(Transport):
     """Sends nothing: a message takes its time on the fabric, and its tensors stay as they are.
 
-    Args:
-        clock: of all ranks.
-        rank: this one.
-        store: that all ranks share.
-        recorders: of all ranks.
-        is_grouped: whether messages go in groups, as NCCL's.
+    Messages go in groups, as NCCL's, where `is_grouped`.
     """
 
-    def __init__(
-        self,
-        clock: Clock,
-        rank: int,
-        store: HashStore,
-        recorders: dict[int, Recorder],
-        *,
-        is_grouped: bool,
-    ) -> None:
+    def __init__(self, clock: Clock, rank: int, store: HashStore, *, is_grouped: bool) -> None:
         super().__init__(rank, clock.size, store, MAX_TIMEOUT_S)
-        self._clock, self._recorders = clock, recorders
-        self._is_grouped, self._turns = is_grouped, None
-        self.under_way = 0
-
-    _turns: Turns | None
-    under_way: int
-    """Messages of this rank that have begun and not ended."""
+        self._clock, self._is_grouped = clock, is_grouped
+        self._turns: Turns | None = None
+        self.under_way = 0  # messages of this rank that have begun and not ended
 
     def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
         """Begin a call of a plan."""
@@ -113,11 +95,3 @@ class EmulatedTransport(Transport):
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
         """Wait until every parcel has arrived or left."""
         self._clock.wait(parcels)
-
-    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
-        """Return the events of all ranks on rank 0, ``None`` to others; collective."""
-        self._clock.meet()
-        if self.rank != 0:
-            return None
-        parts = [self._recorders[rank].table() for rank in range(self.size)]
-        return merge_timelines(parts, uncertainty_s=0.0)

@@ -234,13 +234,10 @@ def _is_traced(*tensors: Tensor | None) -> bool:
 
 @dataclass(frozen=True)
 class LayerPlan:
-    """The plan of one layer, for `DCPAttn.apply`; all else is as the `PreparedPlan` has it.
-
-    The number of the layer tells ranks that run different layers apart.
-    """
+    """The plan of one layer, for `DCPAttn.apply`; all else is as the `PreparedPlan` has it."""
 
     plan: PreparedPlan
-    number: int
+    number: int  # tells ranks that run different layers apart
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the plan has
         """Return what the plan has by this name."""

@@ -23,22 +23,12 @@ _LEAST = -56
 
 
 def digits_of(dtype: torch.dtype) -> int:
-    """Return how many digits an element of a sum has, by the type of the tensors.
-
-    >>> digits_of(torch.bfloat16), digits_of(torch.float32)
-    (2, 3)
-    """
+    """Return how many digits an element of a sum has, by the type of the tensors."""
     return {2: 2, 4: 3, 8: 4}[dtype.itemsize]
 
 
 class ExactSums:
-    """Sums of rows ``[2, Hkv, D]`` as digits.
-
-    Args:
-        rows: how many rows there are.
-        like: a tensor ``[..., 2, Hkv, D]`` on their device.
-        digits: of each element.
-    """
+    """Sums of rows ``[2, Hkv, D]`` as digits, on the device of `like`, ``[..., 2, Hkv, D]``."""
 
     def __init__(self, rows: int, like: Tensor, digits: int) -> None:
         two, heads, dim = like.shape[-3:]

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Self
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import PeerError, RunError
-from dcp_runtime.execute.iterations import Iterations
 from dcp_runtime.execute.layer_limits import MaskLimits
 from dcp_runtime.execute.open_batches import NONE_PREPARED, TRACED_BATCHES, OpenBatches
 from dcp_runtime.execute.parameter_watch import ParameterWatch
@@ -31,6 +31,7 @@ from dcp_runtime.plans.batch_plans import (
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.run_log.log import RunLog
 from dcp_runtime.transport.choice import make_transport
+from dcp_runtime.transport.failure_registry import Awaited
 from dcp_runtime.transport.group_store import Group, process_group
 from dcp_runtime.transport.group_transport import member_ranks
 from dcp_runtime.transport.limits import check_timeout
@@ -134,7 +135,9 @@ class DCPExecutor:
             self._transport = make_transport(found, timeout_s)
             replica = member_ranks(found)[0]  # the first rank of a replica names it
         self._prepared: PreparedPlan | None = None
-        self._iterations, self._is_closed = Iterations(self._transport), False
+        # Ranks prepare the batches of their loaders in one order, so all count iterations alike.
+        self._iterations: WeakKeyDictionary[Iteration, int] = WeakKeyDictionary()
+        self._num_iterations, self._is_closed = 0, False
         # Rates need the times of every batch, and on CUDA only recorded events hold them.
         self._batches = OpenBatches(trace_every if rates is None else 1, warns=not self.rank)
         self._micro_batches = micro_batches
@@ -202,7 +205,7 @@ class DCPExecutor:
     ) -> tuple[PreparedPlan, ...]:
         # An error of this rank alone is told to all in `agree`, so that none waits for it.
         propose = partial(self._propose_parts, plans, note)
-        self._iterations.expect(note)
+        self._expect(note)
         topics = (*_TOPICS, self._parameters)
         digests, parts = agree(self._transport, topics, "prepare", propose)
         batch = self._batches.add(note.name, [mask_of(plan, n) for n, plan in enumerate(plans)])
@@ -222,6 +225,23 @@ class DCPExecutor:
         if self._watch is not None:
             self._watch.begin(note, plans, digests, prepared)
         return prepared
+
+    def _expect(self, note: BatchNote) -> None:
+        """Note the batch that all ranks are about to prepare; they hear of the end of its data."""
+        iteration = note.iteration
+        if iteration is None:
+            self._transport.expect(None)
+            return
+        if iteration not in self._iterations:
+            self._iterations[iteration] = self._num_iterations
+            self._num_iterations += 1
+            iteration.follow(self._end_data)
+            iteration.patience_s = min(iteration.patience_s, self._transport.timeout_s)
+        name = f"{note.name}, {note.content}" if note.content else note.name
+        self._transport.expect(Awaited(self._iterations[iteration], note.place, name))
+
+    def _end_data(self, iteration: Iteration, why: str) -> None:
+        self._transport.end_data(self._iterations[iteration], iteration.batches, why)
 
     def _propose_parts(
         self, plans: Sequence[Plan | PlanPart], note: BatchNote

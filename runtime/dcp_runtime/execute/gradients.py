@@ -149,11 +149,7 @@ def _is_summed(parameter: torch.nn.Parameter) -> bool:
 def _count_users(
     parameters: list[torch.nn.Parameter], *, is_second: bool, group: dist.ProcessGroup | None
 ) -> list[int]:
-    """Return for each parameter how many ranks have a gradient of it.
-
-    Raises:
-        RunError: on all ranks, if one of them has summed its gradients already.
-    """
+    """Return for each parameter how many ranks have a gradient of it."""
     counts = [*(int(p.grad is not None) for p in parameters), int(is_second)]
     if parameters:
         told = torch.tensor(counts, dtype=torch.int32, device=parameters[0].device)

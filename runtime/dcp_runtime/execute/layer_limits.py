@@ -20,23 +20,14 @@ Bound: TypeAlias = tuple[Mask, Sample]
 
 
 class LayerLimits(NamedTuple):
-    """Limits of one layer; 0 for no limit.
+    """Limits of one layer; 0 for no limit."""
 
-    Attributes:
-        layer: its name in messages.
-        window: a query sees its own token and so many less one before it.
-        chunk: tokens of the chunks, of which a query sees its own.
-        is_causal: whether the layer is made for masks that hide all later tokens.
-        longest: most tokens of a sequence.
-        tokens: most tokens of a batch.
-    """
-
-    layer: str
-    window: int = 0
-    chunk: int = 0
-    is_causal: bool = True
-    longest: int = 0
-    tokens: int = 0
+    layer: str  # its name in messages
+    window: int = 0  # a query sees its own token and so many less one before it
+    chunk: int = 0  # tokens of the chunks, of which a query sees its own
+    is_causal: bool = True  # the layer is made for masks that hide all later tokens
+    longest: int = 0  # most tokens of a sequence
+    tokens: int = 0  # most tokens of a batch
 
     def __str__(self) -> str:
         """Name the window and the chunks."""
@@ -46,13 +37,7 @@ class LayerLimits(NamedTuple):
 
 
 class MaskLimits:
-    """The mask of a plan beside the limits of the layers that run it.
-
-    Args:
-        plan: of the layers, or a rank's part of it.
-        bound: the masks of its sequences, as a loader tells them; else those of the plan's spec.
-        largest_position: of a token of the batch, as a loader tells it.
-    """
+    """The mask of a plan, as a loader or else its spec tells it, beside limits of layers."""
 
     def __init__(self, plan: Plan, bound: Sequence[Bound] = (), largest_position: int = -1) -> None:
         self._plan, self._told, self._largest = plan, bound, largest_position
@@ -66,11 +51,7 @@ class MaskLimits:
         return [(mask, Sample.from_json(sample)) for sample in source.samples]
 
     def check(self, limits: LayerLimits) -> None:
-        """Compare the mask with the limits of a layer, once for all layers of equal limits.
-
-        Raises:
-            RunError: if the mask goes beyond them, or is not known.
-        """
+        """Compare the mask with the limits of a layer, once for all layers of equal limits."""
         key = limits._replace(layer="")
         if key not in self._checked:
             self._check_lengths(limits)

@@ -28,10 +28,7 @@ _GIVE_THE_PLAN = (
 
 
 class OpenBatches:
-    """The batches of one executor that are not finished, and the latest batch.
-
-    `warns` is true on the one rank that warns. `latest` names the batch prepared last.
-    """
+    """The batches of one executor that are not finished; `latest` names the batch prepared last."""
 
     latest = "no batch"
 
@@ -54,10 +51,8 @@ class OpenBatches:
         return batch
 
     def take_layers(self) -> str:
-        """Return which layers ran since the last call, batch by batch, in a line; then forget them.
-
-        Layers that a checkpoint ran again are left out, and those that have no numbers.
-        """
+        """Return in a line which layers ran since the last call, batch by batch; forget them."""
+        # Layers that a checkpoint ran again are left out, and those that have no numbers.
         told = "; ".join(
             f"{name}: layers {_runs([layer for _, layer in own])}"
             for name, own in groupby(self._layers, lambda ran: ran[0])
@@ -84,11 +79,9 @@ class OpenBatches:
         )
 
     def check_unused(self, *, finished_only: bool = False) -> None:
-        """Warn once of masks that no layer ran although others of their batch were run.
-
-        This is no error: a stage of a pipeline, or a model of few layers, may hold only layers of
-        one mask, and the executor cannot tell these from a model that asks for the wrong plan.
-        """
+        """Warn once of masks that no layer ran although others of their batch were run."""
+        # This is no error: a stage of a pipeline, or a model of few layers, may hold only layers of
+        # one mask, and the executor cannot tell these from a model that asks for the wrong plan.
         for batch in self._batches:
             unused = batch.unused
             # After an error, layers may be missing that would have run.
@@ -133,11 +126,7 @@ class OpenBatches:
 
 
 def _runs(numbers: Sequence[int]) -> str:
-    """Return numbers in their order, those that count up by one as a range.
-
-    >>> _runs([0, 1, 2, 4, 3])
-    '0-2, 4, 3'
-    """
+    """Return numbers in their order, those that count up by one as a range: ``"0-2, 4, 3"``."""
     found: list[list[int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:

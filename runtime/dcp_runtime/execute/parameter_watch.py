@@ -36,10 +36,8 @@ class ParameterWatch:
     """Compares fingerprints of the parameters that optimizers of this process train.
 
     Only parameters that were equal on all ranks at the last look are compared: shards of FSDP or
-    ZeRO and experts of one rank differ, and may.
-
-    Args:
-        every: optimizer steps from one look to the next, the first after step 1; ``None`` for none.
+    ZeRO and experts of one rank differ, and may. The first look comes after step 1, then one after
+    `every` steps.
     """
 
     def __init__(self, every: int | None) -> None:
@@ -65,7 +63,7 @@ class ParameterWatch:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         new = [weakref.ref(p) for p in parameters if weakref.ref(p) not in self._before]
         new = new[: MOST - len(self._before)]
-        self._before |= zip(new, _fingerprints([_alive(ref) for ref in new]), strict=True)
+        self._before |= zip(new, _fingerprints([ref() for ref in new]), strict=True)
 
     def count(self) -> None:
         """Count a step."""
@@ -79,17 +77,13 @@ class ParameterWatch:
         if self._every is None or self._steps < self._due:
             return ""
         self._due = self._steps + self._every
-        now = _fingerprints([_alive(ref) for ref in self._before])
+        now = _fingerprints([ref() for ref in self._before])
         told = ",".join(f"{a}:{b}" for a, b in zip(self._before.values(), now, strict=True))
         self._before = dict(zip(self._before, now, strict=True))
         return told
 
     def compare(self, values: Sequence[str], place: str) -> None:
-        """Compare the values of all ranks.
-
-        Raises:
-            RunError: names the first parameter that drifted apart, and the line to write.
-        """
+        """Compare the values of all ranks; refuse the first parameter that drifted apart."""
         first = next(filter(None, values), "")
         ranks = [rank for rank, value in enumerate(values) if value]
         if all(values[rank] == first for rank in ranks):
@@ -134,7 +128,7 @@ class ParameterWatch:
             )
 
     def _name_of(self, number: int) -> str:
-        parameter = _alive(list(self._before)[number])
+        parameter = list(self._before)[number]()
         return f"{number} of the optimizers" if parameter is None else _name_of(parameter)
 
 
@@ -159,10 +153,6 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:  # Any: arguments of th
 def _after_step(*_: Any) -> None:  # Any: the optimizer, and arguments of the step
     for watch in tuple(_watches):
         watch.count()
-
-
-def _alive(ref: "weakref.ref[Tensor]") -> Tensor | None:
-    return ref()
 
 
 @torch.no_grad()

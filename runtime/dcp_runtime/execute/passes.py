@@ -31,11 +31,7 @@ Finishes: TypeAlias = frozenset[TransferKind]
 
 
 def working_buffer(own: Tensor, receive_rows: int) -> Tensor | None:
-    """Return a buffer for own rows and received ones; ``None`` if nothing arrives.
-
-    >>> working_buffer(torch.ones(2, 3), 4).shape
-    torch.Size([6, 3])
-    """
+    """Return a buffer for own rows and received ones; ``None`` if nothing arrives."""
     if receive_rows == 0:
         return None
     return own.new_empty(len(own) + receive_rows, *own.shape[1:])
@@ -44,12 +40,9 @@ def working_buffer(own: Tensor, receive_rows: int) -> Tensor | None:
 class Pass(ABC):
     """Calls in one direction, one after the other, with their send and receive buffers.
 
-    Args:
-        part: the device's part of the plan.
-        queries: the tensors of the local tokens that travel with a block of queries.
-        kv: keys and values of the local tokens.
-        scale: factor of the scores; ``None`` for ``1 / sqrt(D)``.
-        finishes: the sums that the kernel begins and ends itself.
+    `queries` are the tensors of the local tokens that travel with a block of queries, `finishes`
+    the sums that the kernel begins and ends itself. A `scale` of ``None`` stands for ``1 /
+    sqrt(D)``.
     """
 
     direction: Direction
@@ -115,19 +108,23 @@ class Pass(ABC):
         self._lent = [(storage, storage.nbytes()) for storage in storages]
 
     def release(self) -> None:
-        """Lend memory until the next call, and forget the tensors of this one.
-
-        Views of the buffers stay valid, like those of FSDP's parameters.
-        """
+        """Lend memory until the next call, and forget the tensors of this one."""
+        # Views of the buffers stay valid, like those of FSDP's parameters.
         for storage, _ in self._lent:
             storage.resize_(0)
         del self._own, self._queries, self._kv
         del self._buffers[TransferKind.Q], self._buffers[TransferKind.KV]
 
-    def _renew(self) -> None:
-        """Take memory for the buffers again."""
+    def renew(self, queries: tuple[Tensor, ...], kv: Keys, scale: float | None) -> None:
+        """Begin another call, with tensors of the same kind."""
         for storage, size in self._lent:
             storage.resize_(size)
+        self._take(queries, kv, scale)
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin the sums and results of a call."""
 
     def _sums(self, kind: TransferKind, like: Tensor, *, is_split: bool = False) -> Sums:
         others = self._plan.sums[kind] if kind in self._finishes else None
@@ -136,17 +133,6 @@ class Pass(ABC):
     @abstractmethod
     def poison(self) -> None:
         """Fill results with NaN, which shows in the rows that no kernel ends."""
-
-    @property
-    def receive_bytes(self) -> int:
-        """Bytes of the receive buffers, as ``receive_buffer_bytes`` of the planner counts them."""
-        # Inputs arrive behind the local rows, partial results in buffers of their own.
-        arriving = (
-            buffer[0 if kind.is_result else self._num_local :]
-            for kind, buffers in self._buffers.items()
-            for buffer in buffers
-        )
-        return sum(rows.nbytes for rows in arriving)
 
     def copy(self) -> None:
         """Copy the own blocks into the working buffers."""
@@ -253,20 +239,19 @@ class ForwardPass(Pass):
         finishes: Finishes = frozenset(),
     ) -> None:
         super().__init__(part, (q,), kv, scale, finishes)
-        (self._q,) = self._queries
-        self._out = self._sums(TransferKind.OUT, self._q)
+        (all_q,) = self._queries
+        self._out = self._sums(TransferKind.OUT, all_q)
         received = self._plan.receive_rows[TransferKind.OUT]
         partial = self._buffers[TransferKind.OUT] = (
             q.new_empty(received, q.shape[1], dtype=self._sum_type),
             q.new_empty(received, *q.shape[1:], dtype=self._partial_type),
         )
-        self._lse = q.new_empty(self._q.shape[:2], dtype=self._sum_type)
         # lse of own rows only is a result, which the caller keeps.
-        self._is_lse_given = len(self._lse) == self._num_local
+        self._is_lse_given, lse = len(all_q) == self._num_local, None
         if not self._is_lse_given:
-            sums, types = (self._lse, self._out.wide), (self._sum_type, self._partial_type)
+            lse = self._lse = q.new_empty(all_q.shape[:2], dtype=self._sum_type)
+            sums, types = (lse, self._out.wide), (self._sum_type, self._partial_type)
             self._travelling[TransferKind.OUT] = sums, types
-        lse = None if self._is_lse_given else self._lse
         self._keep(*self._work_q, self._work_kv, *partial, self._out.shared, lse)
         self._begin()
 
@@ -277,16 +262,10 @@ class ForwardPass(Pass):
         if self._is_lse_given:
             del self._lse
 
-    def renew(self, q: Tensor, kv: Keys, scale: float | None = None) -> None:
-        """Begin another call, with tensors of the same kind."""
-        self._renew()
-        self._take((q,), kv, scale)
+    def _begin(self) -> None:
         (self._q,) = self._queries
         if self._is_lse_given:
-            self._lse = q.new_empty(q.shape[:2], dtype=self._sum_type)
-        self._begin()
-
-    def _begin(self) -> None:
+            self._lse = self._q.new_empty(self._q.shape[:2], dtype=self._sum_type)
         self._out.begin()
         self._lse.fill_(-torch.inf)
         self._state = AttentionState(self._out.wide, self._lse, self._out.result)
@@ -297,11 +276,9 @@ class ForwardPass(Pass):
         return out, self._lse if self._is_lse_given else own_rows(self._lse, self._num_local)
 
     def add_sinks(self, sinks: Tensor) -> None:
-        """Let a key of value 0 take its share of each local row, by scores ``[T_local, Hq]``.
-
-        It comes last, and only on the rank that owns a token: a sink counts once. lse leaves it
-        out: beside a sink that takes almost all, a sum of both would not tell the keys' share.
-        """
+        """Let a key of value 0 take its share of each local row, by scores ``[T_local, Hq]``."""
+        # It comes last, and only on the rank that owns a token: a sink counts once. lse leaves it
+        # out: beside a sink that takes almost all, a sum of both would not tell the keys' share.
         rows = slice(0, self._num_local)
         # NaN is -inf - -inf: no key and no sink, and out is 0.
         share = torch.sigmoid(self._state.lse[rows] - sinks).nan_to_num_(0.0)
@@ -385,12 +362,6 @@ class BackwardPass(Pass):
         """Lend memory until the next call, and forget the tensors of this one."""
         super().release()
         del self._query_rows, self._gradients
-
-    def renew(self, rows: QueryRows, kv: Keys, scale: float | None = None) -> None:
-        """Begin another call, with tensors of the same kind."""
-        self._renew()
-        self._take((rows.lse, rows.delta, rows.q, rows.dout), kv, scale)
-        self._begin()
 
     def _begin(self) -> None:
         lse, delta, q, dout = self._queries

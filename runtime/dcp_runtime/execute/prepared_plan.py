@@ -79,13 +79,8 @@ def find_call(handle: Tensor) -> OpenCall | None:
 
 
 def plan_of_call(handle: Tensor) -> "PreparedPlan":
-    """Return the plan of a call, of which a copy of the handle may be all that is left.
-
-    Hooks on saved tensors, as of offloaded activations, copy the handle.
-
-    Raises:
-        RunError: if the plan is gone, too.
-    """
+    """Return the plan of a call, of which a copy of the handle may be all that is left."""
+    # Hooks on saved tensors, as of offloaded activations, copy the handle.
     if (call := find_call(handle)) is not None:
         return call.plan
     if (plan := _objects.get(int(handle[1]))) is None:
@@ -97,13 +92,7 @@ def plan_of_call(handle: Tensor) -> "PreparedPlan":
 
 
 class PreparedBatch:
-    """The plans that were prepared together: a single plan, or those of a stack.
-
-    Attributes:
-        masks: of the plans, for messages.
-        layers: of its executor, the name of the batch and the number of each layer that ran.
-        reached: numbers of the plans that a layer ran, or tried to run.
-    """
+    """The plans that were prepared together: a single plan, or those of a stack."""
 
     def __init__(
         self, name: str, masks: Sequence[str], layers: list[tuple[str, int]], *, is_traced: bool
@@ -170,10 +159,7 @@ PLAIN = Softmax()
 
 
 def check_tensors(part: DevicePlan, q: Tensor, kv: Keys) -> None:
-    """Check shapes, dtypes and devices of a forward call.
-
-    Strides may be any; some of the tensors may require gradients and others not.
-    """
+    """Check shapes, dtypes and devices of a forward call; strides and gradients may be any."""
     shape, tokens = part.heads.shape, part.num_local // part.heads.groups
     if isinstance(kv, tuple) and len(kv) != 2:
         raise RunError(
@@ -256,11 +242,7 @@ class Engine:
         return engine
 
     def take(self, part: DevicePlan, wanted: str | None) -> "Engine":
-        """Load a further plan; return another engine if this kernel cannot compute it.
-
-        Raises:
-            RunError: if the kernel that was asked for cannot.
-        """
+        """Load a further plan; return another engine if this kernel cannot compute it."""
         try:
             self._load(part)
         except RunError:
@@ -364,11 +346,8 @@ class PreparedPlan:
             finishes = self._finishes if softmax.sinks is None else frozenset()
             # Buffers may find no memory on this rank alone; the others must not wait for it then.
             key = _key_of("forward", kv, finishes)
-            try:
+            with self._telling("forward"):
                 current = self._forward_pass(key, heads.split_q(q), self._split(kv), softmax.scale)
-            except Exception as error:
-                self._transport.report("forward", 0, error)
-                raise
             self._interpreter().run(current)
             if softmax.sinks is not None:
                 rows = softmax.sinks.to(accumulator_dtype(q.dtype)).expand(len(q), -1)
@@ -396,11 +375,8 @@ class PreparedPlan:
         """
         with _on_device(q):
             key = _key_of("backward", kv, self._finishes)
-            try:
+            with self._telling("backward"):
                 current = self._backward_pass(key, (q, kv, out, lse, dout), softmax_scale)
-            except Exception as error:
-                self._transport.report("backward", 0, error)
-                raise
             self._interpreter().run(current)
             dq, *dkv = current.result()
             heads = self.part.heads
@@ -416,14 +392,11 @@ class PreparedPlan:
         found = cast("ForwardPass | None", self._passes.pop(key, None))
         if found is None:
             return ForwardPass(self.part, q, kv, scale, key[1])
-        found.renew(q, kv, scale)
+        found.renew((q,), kv, scale)
         return found
 
     def _backward_pass(
-        self,
-        key: _PassKey,
-        saved: tuple[Tensor, Keys, Tensor, Tensor, Tensor],
-        scale: float | None,
+        self, key: _PassKey, saved: tuple[Tensor, Keys, Tensor, Tensor, Tensor], scale: float | None
     ) -> BackwardPass:
         q, kv, out, lse, dout = saved
         if (dout.shape, dout.dtype, dout.device) != (out.shape, out.dtype, out.device):
@@ -437,7 +410,7 @@ class PreparedPlan:
         found = cast("BackwardPass | None", self._passes.pop(key, None))
         if found is None:
             return BackwardPass(self.part, rows, kv, scale, key[1])
-        found.renew(rows, kv, scale)
+        found.renew((rows.lse, rows.delta, rows.q, rows.dout), kv, scale)
         return found
 
     def _keep(self, key: _PassKey, current: Pass) -> None:

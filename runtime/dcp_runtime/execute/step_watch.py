@@ -14,13 +14,7 @@ from dataclasses import dataclass, field
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.execute.prepared_plan import PreparedPlan
-from dcp_runtime.plans.batch_plans import (
-    BatchNote,
-    DeviceRates,
-    own_work,
-    plan_facts,
-    whole_plan,
-)
+from dcp_runtime.plans.batch_plans import BatchNote, DeviceRates, own_work, plan_facts, whole_plan
 from dcp_runtime.plans.own_cluster import machine_name
 from dcp_runtime.run_log.log import RunLog
 from dcp_runtime.run_log.records import RankTotals, StepRecord, measured_figures, planned_figures
@@ -74,13 +68,8 @@ class StepWatch:
     """Keeps the batches of an executor until all ranks are done with them.
 
     The thread of the log does all that takes time, so that the training loop waits for nothing
-    here. Either all ranks have a log, or none; the same holds for rates. The first rank writes.
-
-    Args:
-        log, rates, trace_every: see `DCPExecutor`.
-        transport: of the ranks, whose store carries their totals.
-        replica: global rank of the first of these ranks; it names the replica.
-        lag: batches that may be prepared before the first of them runs.
+    here. Either all ranks have a log, or none; the same holds for rates. The first rank writes. Its
+    global rank names the replica; `lag` batches may be prepared before the first of them runs.
     """
 
     def __init__(

@@ -9,15 +9,10 @@ from dcp_runtime.plans.own_sums import OwnSums
 class Sums:
     """The sums of one kind over the rows of a buffer, and the results of the own rows.
 
-    Calls use the same memory one after the other; `begin` starts a call.
-
-    Args:
-        like: the buffer with these rows, in the type of the results.
-        num_local: own rows, which come first.
-        dtype: of the sums.
-        others: the own rows whose sums no table begins or ends; ``None`` if the kernel begins and
-            ends none at all.
-        is_split: whether results are one tensor per index of dim 1: dk and dv.
+    Calls use the same memory one after the other; `begin` starts a call. `like` is the buffer, in
+    the type of the results; own rows come first. `others` are the own rows whose sums no table
+    begins or ends, ``None`` if the kernel begins and ends none at all. With `is_split` results are
+    one tensor per index of dim 1: dk and dv.
     """
 
     def __init__(

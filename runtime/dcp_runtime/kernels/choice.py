@@ -41,23 +41,18 @@ def known_kernel(name: str) -> str:
 
 
 def segment_rows(wanted: str | None) -> int:
-    """Return the query rows per segment of a table made before the tensors are known.
-
-    Every kernel takes segments of any size; this size suits the kernel that is likely chosen.
-    """
+    """Return the query rows per segment of a table made before the tensors are known."""
+    # Every kernel takes segments of any size; this size suits the kernel that is likely chosen.
     return _SEGMENT_ROWS.get(wanted or "", Kernel.segment_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernel that was chosen, and (name, reason) of every other kernel.
-
-    `is_kept` marks the choice of a later plan: kernel and predictions are those of the first plan.
-    """
+    """The kernel that was chosen, and (name, reason) of every other kernel."""
 
     kernel: Kernel
     refused: tuple[tuple[str, str], ...]
-    is_kept: bool = False
+    is_kept: bool = False  # chosen and predicted for an earlier plan
 
     def explain(self) -> str:
         """Return the choice as lines of text: the kernel, and the reason against each other kernel.
@@ -83,18 +78,7 @@ def choose_kernel(
     Where both `triton` and `flash4` can, the choice is the kernel that is predicted to be faster on
     `part`. Under ``torch.use_deterministic_algorithms`` only kernels are chosen that give the same
     bits in every run. The reference is never chosen on CUDA unless asked for: it stores all scores
-    of a piece.
-
-    Args:
-        dtype: type of q, k and v.
-        device: where the tensors live.
-        wanted: a name of `KERNELS`, or ``None`` for the fastest.
-        head_dim: size of a head; not looked at if ``None``.
-        softcap: bound of scores; only kernels that compute scores themselves can apply it.
-        part: the device's part of a plan that the kernel is chosen for, if known.
-
-    Raises:
-        RunError: if the wanted kernel, or every kernel, cannot compute this; lists the reasons.
+    of a piece. Where no kernel can compute, the error lists the reasons.
 
     >>> choose_kernel(torch.float32).kernel.name
     'cpu'

@@ -49,11 +49,7 @@ class Cost:
 
 
 def predict(kernel: Kernel, part: DevicePlan, kind: TensorKind) -> Cost:
-    """Predict a layer of a device's part of a plan, without its messages.
-
-    Raises:
-        RunError: if the kernel would have to gather too many rows.
-    """
+    """Predict a layer of a device's part of a plan, without its messages."""
     speed, cluster, shape = _SPEEDS[kernel.name], part.plan.cluster, part.plan.shape
     rates = (
         cluster.flops_per_s * speed.forward,

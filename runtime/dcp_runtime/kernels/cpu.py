@@ -18,13 +18,7 @@ import torch
 from torch import Tensor
 
 from dcp_dsl.arrays import Ints
-from dcp_runtime.kernels.kernel import (
-    AttentionState,
-    Gradients,
-    Kernel,
-    QueryRows,
-    any_out_with,
-)
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, Kernel, QueryRows, any_out_with
 from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 

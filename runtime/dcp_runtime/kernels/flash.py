@@ -54,12 +54,7 @@ def flash_refusal(
 
 
 class FlashKernel(Kernel):
-    """Attention through the plain flash kernels of torch.
-
-    Args:
-        operators: has ``_flash_attention_forward`` and ``_flash_attention_backward``; those of
-            ``torch.ops.aten`` if ``None``.
-    """
+    """Attention through the plain flash kernels of torch, ``torch.ops.aten``."""
 
     name = "flash"
     finishes = frozenset({TransferKind.OUT, TransferKind.DQ})
@@ -165,10 +160,7 @@ class FlashKernel(Kernel):
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float, into: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return out ``[rows, Hq, D]`` and natural lse ``[Hq, rows]`` of the rows of a call.
-
-        An operator that can writes out to `into`, if that is given.
-        """
+        """Return out ``[rows, Hq, D]``, in `into` if it can, and natural lse ``[Hq, rows]``."""
         out, lse, *_ = self._operators._flash_attention_forward(
             q, k, v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_q, call.max_k, 0.0,
             call.causal, False, scale=scale, window_size_left=call.window,
@@ -184,10 +176,7 @@ class FlashKernel(Kernel):
         scale: float,
         into: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute dq, dk, dv; lse and delta are float32 ``[Hq, rows]``, over all keys.
-
-        An operator that can writes dq to `into`, if that is given.
-        """
+        """Compute dq, in `into` if it can, dk, dv; lse and delta are float32 ``[Hq, rows]``."""
         # The operator computes delta from out and dout itself.
         out = any_out_with(rows.delta.T, rows.dout.float()).to(rows.q.dtype)
         state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # random state of no dropout
@@ -234,10 +223,6 @@ class Flash4Kernel(FlashKernel):
     come first in what forward returns; backward subtracts ``rowsum(out * dout) - dlse`` from dp, so
     zeros for out and minus delta for dlse bring our delta in without rounding it to 16 bits. Rows
     of all inputs may lie at any stride, 0 included, that is a multiple of 16 bytes.
-
-    Args:
-        operators: module with ``_flash_attn_fwd`` and ``_flash_attn_bwd``; that of the package if
-            ``None``.
     """
 
     name = "flash4"

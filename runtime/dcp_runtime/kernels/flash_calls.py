@@ -81,11 +81,7 @@ class FlashTable:
 
 
 def flash_calls(table: TileTable) -> FlashTable:
-    """Rewrite a table as calls of a plain flash kernel; O(rows of its masks and of all calls).
-
-    Raises:
-        RunError: if the calls would have to gather too many rows and keys.
-    """
+    """Rewrite a table as calls of a plain flash kernel; O(rows of its masks and of all calls)."""
     try:
         calls = varlen_calls(import_mask(_as_slices(table)), max_segments=MAX_SEGMENTS)
     except ExchangeError as error:
@@ -117,10 +113,7 @@ def flash_calls(table: TileTable) -> FlashTable:
 def _turns(
     table: TileTable, marks: Bools | None, calls: Sequence[Indices]
 ) -> tuple[list[bool], Rows]:
-    """Return, of the rows of each call, whether all are marked and in none of the calls before.
-
-    Also return the marked rows that are in no such call.
-    """
+    """Return which calls hold marked rows alone, in none before; and the marked rows in none."""
     chosen = np.flatnonzero(marks) if marks is not None else np.zeros(0, np.int64)
     segment, place = expand(0, table.q_len[chosen].astype(np.int64))
     waits = np.zeros(int((table.q_start + table.q_len).max(initial=0)), bool)
@@ -134,10 +127,9 @@ def _turns(
 
 
 def _as_slices(table: TileTable) -> Export:
-    """Write the pairs of a table as rectangles: whole pieces, and the runs of each masked row.
-
-    `import_mask` joins rows to slabs again, from which `varlen_calls` makes windows and triangles.
-    """
+    """Write the pairs of a table as rectangles: whole pieces, and the runs of each masked row."""
+    # `import_mask` joins rows to slabs again, from which `varlen_calls` makes windows and
+    # triangles.
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
     q, rows = table.q_start[segment].astype(np.int64), table.q_len[segment].astype(np.int64)
     k = table.kv_start.astype(np.int64)

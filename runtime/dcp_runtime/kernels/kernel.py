@@ -16,11 +16,7 @@ from dcp_runtime.plans.tile_table import TileTable
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the type that sums are kept in: float64 for float64, else float32.
-
-    >>> accumulator_dtype(torch.bfloat16)
-    torch.float32
-    """
+    """Return the type that sums are kept in: float64 for float64, else float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -58,10 +54,7 @@ class AttentionState:
     def merge(self, start: int, out: Tensor, lse: Tensor) -> None:
         """Merge a partial result over other keys into the rows from `start` on.
 
-        Args:
-            start: first row.
-            out: ``[n, Hq, D]``, normalised over its own keys; must be finite where `lse` is -inf.
-            lse: ``[n, Hq]``.
+        `out` is normalised over its own keys, and must be finite where `lse` is -inf.
 
         Source: FlashAttention-2, Sec. 3.1; DCP (SOSP'25), Sec. 5.
         """
@@ -81,34 +74,22 @@ class AttentionState:
 
 @dataclass(frozen=True, slots=True)
 class QueryRows:
-    """The tensors of the queries in backward, all rows of the working buffer.
+    """The tensors of the queries in backward, all rows of the working buffer."""
 
-    Attributes:
-        q, dout: ``[N, Hq, D]``.
-        lse: ``[N, Hq]``, over *all* keys of the row, wherever they are; -inf if it sees none.
-        delta: ``[N, Hq]``, row sum of ``dout * out`` with the final out.
-    """
-
-    q: Tensor
-    dout: Tensor
-    lse: Tensor
-    delta: Tensor
+    q: Tensor  # [N, Hq, D]
+    dout: Tensor  # [N, Hq, D]
+    lse: Tensor  # [N, Hq], over *all* keys of the row, wherever they are; -inf if it sees none
+    delta: Tensor  # [N, Hq], row sum of dout * out with the final out
 
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Sums that backward adds to, and the results of a kernel that finishes them.
+    """Sums that backward adds to, and the results of a kernel that finishes them."""
 
-    Attributes:
-        dq, dkv: ``[N, Hq, D]`` and ``[K, 2, Hkv, D]``, sums.
-        dq_result: ``[T_local, Hq, D]`` in the type of q, as `AttentionState.result`.
-        dkv_result: the same of the keys: dkv, or dk and dv.
-    """
-
-    dq: Tensor
-    dkv: Tensor
-    dq_result: Tensor | None = None
-    dkv_result: tuple[Tensor, ...] | None = None
+    dq: Tensor  # [N, Hq, D]
+    dkv: Tensor  # [K, 2, Hkv, D]
+    dq_result: Tensor | None = None  # [T_local, Hq, D] in the type of q, as `AttentionState.result`
+    dkv_result: tuple[Tensor, ...] | None = None  # the same of the keys: dkv, or dk and dv
 
 
 def row_delta(out: Tensor, dout: Tensor) -> Tensor:
@@ -118,13 +99,11 @@ def row_delta(out: Tensor, dout: Tensor) -> Tensor:
 
 
 def any_out_with(delta: Tensor, dout: Tensor) -> Tensor:
-    """Return an out whose row sums of ``dout * out`` are `delta`.
-
-    Flash operators use out for these sums alone, and only delta travels to remote devices. A
-    multiple of dout has the right sums: ``dout * delta / |dout|²``. Dividing by the largest element
-    first keeps squares from underflowing. By Cauchy-Schwarz the result is never longer than the
-    true out.
-    """
+    """Return an out whose row sums of ``dout * out`` are `delta`."""
+    # Flash operators use out for these sums alone, and only delta travels to remote devices. A
+    # multiple of dout has the right sums: dout * delta / |dout|². Dividing by the largest element
+    # first keeps squares from underflowing. By Cauchy-Schwarz the result is never longer than the
+    # true out.
     # A row of zeros divides by `tiny` instead of 0 and gets out 0.
     tiny = torch.finfo(dout.dtype).tiny
     largest = dout.abs().amax(-1, keepdim=True).clamp_min(tiny)
@@ -136,11 +115,7 @@ def any_out_with(delta: Tensor, dout: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """The kind of tensors and the soft cap of scores, the same in all layers of a prepared plan.
-
-    >>> str(TensorKind(torch.float32, torch.device("cpu"), 64))
-    'torch.float32 on cpu'
-    """
+    """The kind of tensors and the soft cap of scores, the same in all layers of a prepared plan."""
 
     dtype: torch.dtype
     device: torch.device
@@ -156,21 +131,14 @@ class TensorKind:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of a kernel for some tables in one direction, from which its time is predicted.
+    """Work of a kernel for some tables in one direction, from which its time is predicted."""
 
-    Attributes:
-        launches: of kernels.
-        whole, edge: pairs in tiles that are computed without and with a mask, visible or not.
-        q_rows, kv_rows: rows that are gathered to where the kernel wants them.
-        merged: rows whose results are added to the sums by other kernels.
-    """
-
-    launches: int = 0
-    whole: int = 0
-    edge: int = 0
-    q_rows: int = 0
+    launches: int = 0  # of kernels
+    whole: int = 0  # pairs in tiles without a mask
+    edge: int = 0  # pairs in tiles with a mask, visible or not
+    q_rows: int = 0  # that are gathered to where the kernel wants them
     kv_rows: int = 0
-    merged: int = 0
+    merged: int = 0  # rows whose results other kernels add to the sums
 
     def __add__(self, other: "Work") -> "Work":
         """Return both together."""
@@ -195,10 +163,7 @@ class Kernel(ABC):
         return
 
     def work(self, table: TileTable, kind: TensorKind) -> Work:
-        """Count the work of forward for a table, on the host; only kernels that are compared can.
-
-        Others are never asked: `choice.COMPARED` names those that are.
-        """
+        """Count the work of forward for a table; only kernels of `choice.COMPARED` can."""
         raise NotImplementedError
 
     @abstractmethod
@@ -223,12 +188,7 @@ class Kernel(ABC):
 
 
 class ReferenceKernel(Kernel):
-    """Dense attention inside each piece; slow, exact, on any device.
-
-    Args:
-        softcap: scores s become ``softcap * tanh(s / softcap)`` before the mask; ``None``: as they
-            are.
-    """
+    """Dense attention inside each piece; slow, exact, on any device."""
 
     name = "reference"
     segment_rows = 512

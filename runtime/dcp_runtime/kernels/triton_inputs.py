@@ -31,28 +31,20 @@ _DTYPES = {"int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8}
 
 
 class QueryRuns(NamedTuple):
-    """R runs of keys of S segments, over which forward and dq loop.
+    """R runs of keys of S segments, over which forward and dq loop; int32.
 
-    Attributes:
-        order: int32 ``[S]``, segments by falling work: programs that start last are short, and no
-            long one runs alone at the end.
-        q_start, q_len: int32 ``[S]``, the rows of each segment, which one program computes.
-        turns: int32 ``[S]``, `OPENS` and `CLOSES` of each segment, added up.
-        row_ptr, masked_ptr: int32 ``[S+1]`` and ``[S]``; segment i has the runs
-            ``row_ptr[i]:row_ptr[i+1]``, those from ``masked_ptr[i]`` on with a mask.
-        kv_start: int32 ``[R]``, first key row of the piece that the run is cut from.
-        begin, end: int32 ``[R]``, keys of the run, counted from `kv_start`.
-        kind, mask_start, kv_len: int32, int64, int32 ``[R]``, of the piece.
+    Segment i has the runs ``row_ptr[i]:row_ptr[i+1]``, those from ``masked_ptr[i]`` on with a mask.
+    Kind, mask and length are those of the piece that the run is cut from.
     """
 
-    order: Indices
-    q_start: Indices
+    order: Indices  # [S], by falling work: no long program runs alone at the end
+    q_start: Indices  # [S], the rows of each segment, which one program computes
     q_len: Indices
-    turns: Indices
-    row_ptr: Indices
-    masked_ptr: Indices
-    kv_start: Indices
-    begin: Indices
+    turns: Indices  # [S], `OPENS` and `CLOSES` of each segment, added up
+    row_ptr: Indices  # [S+1]
+    masked_ptr: Indices  # [S]
+    kv_start: Indices  # [R], first key row of the piece
+    begin: Indices  # [R], keys of the run, counted from `kv_start`
     end: Indices
     kind: Indices
     mask_start: Ints
@@ -60,24 +52,18 @@ class QueryRuns(NamedTuple):
 
 
 class KeyRuns(NamedTuple):
-    """R runs of queries of C chunks of key rows, over which dk and dv loop.
+    """R runs of queries of C chunks of key rows, over which dk and dv loop; int32.
 
-    Attributes:
-        order: int32 ``[C]``, chunks by falling work.
-        chunk_row: int32 ``[C]``, first row of each chunk.
-        chunk_ptr, masked_ptr: int32 ``[C+1]`` and ``[C]``; chunk i has the runs
-            ``chunk_ptr[i]:chunk_ptr[i+1]``, those from ``masked_ptr[i]`` on with a mask.
-        q_start, q_len: int32 ``[R]``, queries of the run; without a mask possibly of several
-            segments.
-        kv_start, kv_len, kind, mask_start: int32 and int64 ``[R]``, of the piece; a run without a
-            mask has the rows of its chunk.
+    Chunk i has the runs ``chunk_ptr[i]:chunk_ptr[i+1]``, those from ``masked_ptr[i]`` on with a
+    mask. Keys, kind and mask are those of the piece; a run without a mask has the rows of its
+    chunk.
     """
 
-    order: Indices
-    chunk_row: Indices
-    chunk_ptr: Indices
-    masked_ptr: Indices
-    q_start: Indices
+    order: Indices  # [C], by falling work
+    chunk_row: Indices  # [C], first row
+    chunk_ptr: Indices  # [C+1]
+    masked_ptr: Indices  # [C]
+    q_start: Indices  # [R]; without a mask possibly of several segments
     q_len: Indices
     kv_start: Indices
     kv_len: Indices
@@ -115,12 +101,10 @@ def cut_segments(table: TileTable, rows: int) -> TileTable:
 def seen_keys(table: TileTable) -> tuple[Ints, Ints, Ints, Ints]:
     """Return first and end of the keys of each piece that some row sees, and that all rows see.
 
-    Keys are counted from the piece's first key. Cost: O(rows of range pieces).
-
-    Returns:
-        Two int64 ``[P]``: first and end of the keys that some row sees; of a piece of bits, all.
-        Two int64 ``[2, P]``: first and end of two disjoint intervals that all rows see; of a piece
-        of bits, none. An empty interval ends where it starts.
+    Keys are counted from the piece's first key. The first two, int64 ``[P]``, are those that some
+    row sees; of a piece of bits, all. The other two, ``[2, P]``, are those of two disjoint
+    intervals that all rows see; of a piece of bits, none. An empty interval ends where it starts.
+    O(rows of range pieces).
     """
     first, last = np.zeros(len(table.kind), np.int64), table.kv_len.astype(np.int64)
     low = np.zeros((MAX_RANGES, len(table.kind)), np.int64)

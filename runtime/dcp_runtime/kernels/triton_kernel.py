@@ -40,22 +40,14 @@ ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """Launch parameters of a kernel; on sm_90 none spills registers in its whole-run loop.
+    """Launch parameters of a kernel; on sm_90 none spills registers in its whole-run loop."""
 
-    Attributes:
-        block_m, block_n: rows of queries and of keys in a tile without a mask.
-        warps: of a program.
-        stages: of its pipeline, that is, steps of keys under way at once.
-        edge: keys, or with dkv rows of queries, in a tile with a mask.
-        heads: query heads of one kv head that share the rows of a tile of forward and dq.
-    """
-
-    block_m: int
-    block_n: int
+    block_m: int  # rows of queries in a tile without a mask
+    block_n: int  # rows of keys in a tile without a mask
     warps: int
-    stages: int
-    edge: int = 32
-    heads: int = 1
+    stages: int  # of its pipeline, that is, steps of keys under way at once
+    edge: int = 32  # keys, or with dkv rows of queries, in a tile with a mask
+    heads: int = 1  # query heads of one kv head that share the rows of a tile of forward and dq
 
     @property
     def tokens(self) -> int:
@@ -91,10 +83,8 @@ def launch_shape(
 
 
 def _wide_shape(kernel: str, heads: int, *, has_wgmma: bool) -> LaunchShape:
-    """Return the tile of heads above 128: the largest whose loop over whole runs spills nothing.
-
-    Without wgmma it fits the 99 KiB of shared memory of consumer GPUs.
-    """
+    """Return the tile of heads above 128: the largest whose loop over whole runs spills nothing."""
+    # Without wgmma it fits the 99 KiB of shared memory of consumer GPUs.
     if kernel == "dkv":
         return LaunchShape(32, 64, 8, 2) if has_wgmma else LaunchShape(32, 32, 4, 1)
     stages = 2 if kernel == "forward" else 1
@@ -120,11 +110,7 @@ _Place: TypeAlias = tuple[str, str, LaunchShape]
 
 
 class TritonKernel(Kernel):
-    """Tiled attention on CUDA; also on the CPU where Triton interprets its kernels.
-
-    Args:
-        softcap: scores s become ``softcap * tanh(s / softcap)``; ``None``: as they are.
-    """
+    """Tiled attention on CUDA; also on the CPU where Triton interprets its kernels."""
 
     name = "triton"
     segment_rows = 128

@@ -139,10 +139,7 @@ def calibrate_cuda(say: Callable[[str], None]) -> Calibration:
 def _cluster(
     ranks: int, link: "Line", rates: tuple[float, float], launch: float, **others: Any
 ) -> Cluster:  # Any: further constants
-    """Return one node; only links inside it were measured, so links to other nodes count as equal.
-
-    `rates` are FLOPs per second, forward and backward.
-    """
+    """Return one node; only links inside it were measured, those to others count as equal."""
     return Cluster(
         nodes=1, devices_per_node=ranks, intra_bytes_per_s=link.rate, inter_bytes_per_s=link.rate,
         latency_s=link.latency_s, message_launch_s=link.launch_s, flops_per_s=rates[0],
@@ -165,11 +162,9 @@ class Line:
 
 
 def fit_messages(samples: Sequence[Mapping[str, float]]) -> Line:
-    """Fit rings of messages: each sample has ``size_bytes``, ``count`` and ``seconds``.
-
-    Errors count relative to the seconds, so that small messages decide latency and launch, and
-    large messages the rate.
-    """
+    """Fit rings of messages: each sample has ``size_bytes``, ``count`` and ``seconds``."""
+    # Errors count relative to the seconds, so that small messages decide latency and launch, and
+    # large messages the rate.
     # A row per sample: the factors of latency, launch and seconds per byte.
     terms = np.array([[1.0, s["count"], s["count"] * s["size_bytes"]] for s in samples])
     seconds = np.array([s["seconds"] for s in samples])
@@ -215,8 +210,7 @@ def measure_links(world: ProcessWorld) -> Line:
 def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float, float, float]:
     """Fit rates of both directions and one launch to attention of several lengths.
 
-    Returns:
-        The rates, the launch, the seconds of a direction beside its attention, and the noise.
+    Returns also the seconds of a direction beside its attention, and the noise.
     """
     flops: list[list[float]] = [[], []]  # forward, backward
     seconds: list[list[float]] = [[], []]

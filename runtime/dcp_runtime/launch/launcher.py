@@ -161,10 +161,8 @@ def machine_bytes() -> int:
 
 
 def check_memory(plan: Plan, config: RunConfig) -> None:
-    """Refuse a plan whose tensors are larger than this machine: a small file can name many tokens.
-
-    All ranks share the machine's memory, and inputs are drawn in float64, tensor by tensor.
-    """
+    """Refuse a plan whose tensors exceed this machine: a small file can name many tokens."""
+    # All ranks share the machine's memory, and inputs are drawn in float64, tensor by tensor.
     # The name of a dtype ends in its bits. The plan counts elements of its own size.
     wider = max(1.0, int(config.dtype[-2:]) / 8 / plan.shape.dtype_bytes)
     held = float(measure_memory(plan).peak.sum()) * config.layers * wider

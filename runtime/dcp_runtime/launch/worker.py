@@ -35,7 +35,7 @@ from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.transport import NoOverlapTransport, Transport
+from dcp_runtime.transport.transport import Transport, without_overlap
 from dcp_runtime.verify.verification import DTYPES, Inputs, random_inputs
 
 WARM_UP = 2
@@ -44,12 +44,7 @@ WARM_UP = 2
 def measure_ring(
     transport: str, sizes: Sequence[int], counts: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
-    """Measure messages of every size and count, in the default process group.
-
-    Returns:
-        ``size_bytes``, ``count``, and ``seconds``: the median from a barrier until every message of
-        this rank has left and arrived.
-    """
+    """Measure messages of every size and count, in the default process group."""
     device = "cpu"
     if transport == "nccl":
         device = f"cuda:{dist.get_rank()}"
@@ -86,10 +81,8 @@ def _ring_seconds(repeats: int, device: str, size_bytes: int, count: int) -> flo
 
 
 def progress_of(recorders: Sequence[Recorder]) -> dict[str, object]:
-    """Return how many instructions all ranks have begun, and the work of a rank that computes.
-
-    A rank that waits for another does not compute.
-    """
+    """Return how many instructions all ranks have begun, and the work of a rank that computes."""
+    # A rank that waits for another does not compute.
     state: dict[str, object] = {"steps": sum(r.steps for r in recorders), "doing": None}
     for recorder in recorders:
         doing = recorder.doing
@@ -105,13 +98,9 @@ def run_job(
     """Run a plan on this process's rank, or on all ranks if they are threads.
 
     The recorder of each rank of this process is appended to `recorders` when the rank begins.
-
-    Returns:
-        Arrays by name: ``RANK/prepare_s``, ``RANK/kernel``, with ``config.verify`` ``RANK/out0``
-        and so on, and from rank 0 ``clock_uncertainty_s`` and ``trace``, the bytes of a plan file.
-
-    Raises:
-        RunError: if a rank died, stalled or failed.
+    Returns arrays by name: ``RANK/prepare_s``, ``RANK/kernel``, with ``config.verify``
+    ``RANK/out0`` and so on, and from rank 0 ``clock_uncertainty_s`` and ``trace``, the bytes of a
+    plan file.
     """
 
     def run_rank(transport: Transport) -> dict[str, NDArray[Any]]:
@@ -132,7 +121,7 @@ def _run_rank(
 ) -> dict[str, NDArray[Any]]:
     rank = transport.rank
     if not config.overlap:
-        transport = NoOverlapTransport(transport)
+        transport = without_overlap(transport)
     executor = DCPExecutor(
         kernel=config.kernel, transport=transport, check_finite=config.check_finite
     )

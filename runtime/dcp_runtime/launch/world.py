@@ -27,11 +27,7 @@ _Answer = tuple[dict[str, Any], bytes]  # Any: JSON values
 
 @dataclass(slots=True)
 class _Rank:
-    """One worker process and its last message.
-
-    `steps` and `doing` are as in `progress_of`; `busy_rank` is the rank that works, or worked last,
-    which differs from `number` where a process holds all ranks.
-    """
+    """One worker process and its last message; `steps` and `doing` are as in `progress_of`."""
 
     number: int
     worker: Worker
@@ -41,7 +37,7 @@ class _Rank:
     steps: int | None = None
     doing: str | None = None
     division: int | None = None
-    busy_rank: int | None = None
+    busy_rank: int | None = None  # works, or worked last; a process may hold all ranks
     last_step_s: float = 0.0
 
     def begin(self, future: "Future[_Answer]") -> None:
@@ -194,17 +190,12 @@ class ProcessWorld:
         return RunError(failures[0]["message"]) if failures else None
 
     def _silent_error(self, member: _Rank) -> RunError:
-        if member.doing is None:
-            return RunError(
-                f"rank {member.number} stalled: no sign of life within {self.timeout_s:g} s",
-                rank=member.number,
-            )
-        return RunError(
-            f"rank {member.busy_rank} stalled: no progress within {self.timeout_s:g} s in "
-            f"{member.doing}",
-            rank=member.busy_rank,
-            division=member.division,
-        )
+        limit = f"within {self.timeout_s:g} s"
+        rank, division, what = member.number, None, f"no sign of life {limit}"
+        if member.doing is not None:
+            rank, division = member.busy_rank, member.division
+            what = f"no progress {limit} in {member.doing}"
+        return RunError(f"rank {rank} stalled: {what}", rank=rank, division=division)
 
     def close(self) -> None:
         """End every process; safe to call twice."""

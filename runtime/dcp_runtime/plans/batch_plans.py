@@ -37,39 +37,25 @@ _notes: "WeakKeyDictionary[BatchPlan, BatchNote]" = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """The note of a data loader about a batch.
+    """The note of a data loader about a batch."""
 
-    Attributes:
-        name: of the batch, for messages; empty if no loader yielded it.
-        plans: figures of each plan.
-        facts: how it was planned: seconds of planning and of waiting, rows left out so far.
-        masks: for each plan the masks of its sequences, with their samples.
-        largest_position: of a token of the batch, in all its rows.
-        content: rows of the batch and a fingerprint of their tokens, targets and positions, in one
-            line; ranks that share the batch must have the same.
-        iteration: over the loader that yielded it, if one did.
-        place: of the batch in that iteration.
-    """
-
-    name: str = ""
-    plans: Sequence[PlanFacts] = ()
-    facts: Mapping[str, float] = field(default_factory=dict)
-    content: str = ""
+    name: str = ""  # for messages; empty if no loader yielded it
+    plans: Sequence[PlanFacts] = ()  # figures of each plan
+    facts: Mapping[str, float] = field(default_factory=dict)  # of planning: seconds, rows left out
+    content: str = ""  # its rows and a fingerprint, in a line that ranks must share
     masks: Sequence[Sequence[tuple[Mask, Sample]]] = ()
-    largest_position: int = -1
-    iteration: "Iteration | None" = None
-    place: int = 0
+    largest_position: int = -1  # of a token of the batch, in all its rows
+    iteration: "Iteration | None" = None  # over the loader that yielded it, if one did
+    place: int = 0  # in that iteration
 
 
 class Iteration:
     """An iteration over a data loader, which tells the executors of its batches where it ends.
 
-    Attributes:
-        length: how many rows and batches its epoch has, in words; empty if that is not known.
-        device: whose tokens it yields, counted over all replicas; ``None`` where the user chose it.
-        batches: how many it has yielded.
-        latest: name of the last of these.
-        patience_s: how long ranks wait for one another, as far as executors have said so.
+    `length` says in words how many rows and batches its epoch has, as far as that is known.
+    `device` is the one whose tokens it yields, counted over all replicas; ``None`` where the user
+    chose it. It has yielded so many `batches`, the last of the name `latest`. Ranks wait
+    `patience_s` for one another, as far as executors have said so.
     """
 
     def __init__(self, length: str, device: int | None = None) -> None:

@@ -70,10 +70,7 @@ class HeadLayout:
         return self._by_group(tensor).transpose(0, 1).flatten(1, 2)
 
     def split_kv(self, kv: Tensor) -> Tensor:
-        """Turn ``[T, ..., Hkv, D]`` into ``[G T, ..., max(1, Hkv / G), D]``.
-
-        KV copies that an earlier group owns are zero.
-        """
+        """Turn ``[T, ..., Hkv, D]`` into ``[G T, ..., max(1, Hkv / G), D]``; copies are 0."""
         if self.groups == 1:
             return kv
         if self._sharing == 1:  # at least one kv head for each group
@@ -106,17 +103,11 @@ Step: TypeAlias = tuple[Instruction, tuple[TileTable, ...], tuple[Bundle, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DirectionPlan:
-    """The work of one device in one direction.
+    """The work of one device in one direction."""
 
-    Attributes:
-        receive_rows: rows of the receive buffer of each kind.
-        steps: the program, with its tile tables and bundles.
-        sums: of each kind of result, which own rows no table begins or ends.
-    """
-
-    receive_rows: Mapping[TransferKind, int]
+    receive_rows: Mapping[TransferKind, int]  # of the buffer of each kind
     steps: tuple[Step, ...]
-    sums: Mapping[TransferKind, OwnSums]
+    sums: Mapping[TransferKind, OwnSums]  # of results: the own rows that no table begins or ends
 
     @property
     def tables(self) -> tuple[TileTable, ...]:
@@ -126,24 +117,16 @@ class DirectionPlan:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class DevicePlan:
-    """One device's part of a plan, ready to run forward and backward.
+    """One device's part of a plan, ready to run forward and backward."""
 
-    Attributes:
-        plan: the whole plan, without head groups.
-        heads: how the heads of whole tokens are cut into those of the plan.
-        num_local: tokens that the device owns; they are the first rows of the working buffers.
-        transfers: by row of the plan's table.
-        passed_on: those that arrive and are sent on from here.
-    """
-
-    plan: Plan
-    heads: HeadLayout
+    plan: Plan  # the whole plan, without head groups
+    heads: HeadLayout  # how the heads of whole tokens are cut into those of the plan
     device: int
-    num_local: int
+    num_local: int  # tokens that the device owns, first rows of the working buffers
     forward: DirectionPlan
     backward: DirectionPlan
-    transfers: Mapping[int, Transfer]
-    passed_on: frozenset[int] = frozenset()
+    transfers: Mapping[int, Transfer]  # by row of the plan's table
+    passed_on: frozenset[int] = frozenset()  # those that arrive and are sent on from here
 
     def of(self, direction: Direction) -> DirectionPlan:
         """Return the work of one direction."""
@@ -172,12 +155,8 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
 def outline_device(flat: Plan, groups: int, device: int) -> DevicePlan:
     """Make the program and the messages of one device ready, without the tiles of its kernels.
 
-    This is enough for a run whose kernels compute nothing, and takes a fraction of the time.
-
-    Args:
-        flat: an expanded plan (`expand_head_groups`).
-        groups: head groups before that.
-        device: the device.
+    This is enough for a run whose kernels compute nothing, and takes a fraction of the time. `flat`
+    is an expanded plan (`expand_head_groups`), which had so many head groups before.
     """
     transfers = _transfers(flat, device, groups)
 
@@ -315,10 +294,7 @@ def _merges(
 
 
 def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints, Ints]:
-    """Return the first rows of queries and of keys of all tiles: local rows, or slots behind them.
-
-    A tile whose block is never on this device has -1.
-    """
+    """Return the first rows of queries and of keys of all tiles, -1 where a block is never here."""
     tiles, (local, own) = plan.tiles, _local_rows(plan, device)
     _, table = _of_device(plan.transfers, device)
     read_q, read_kv = inputs_of_tiles(tiles, table)

@@ -24,25 +24,15 @@ _NO_ROW: Ints = np.zeros((2, 0), np.int64)
 
 @dataclass(frozen=True, slots=True)
 class OwnSums:
-    """The own rows whose sums no table begins or ends, as runs of rows.
+    """The own rows whose sums no table begins or ends, as runs of rows."""
 
-    Attributes:
-        blank: rows that start at 0, since no table opens them.
-        left: rows that are converted at the end, since no table closes them.
-        is_kept: whether sums outlive a table; if not, they need no memory.
-    """
-
-    blank: tuple[slice, ...]
-    left: tuple[slice, ...]
-    is_kept: bool = True
+    blank: tuple[slice, ...]  # start at 0, since no table opens them
+    left: tuple[slice, ...]  # converted at the end, since no table closes them
+    is_kept: bool = True  # sums outlive a table; if not, they need no memory
 
     @classmethod
     def of_all(cls, num_rows: int) -> "OwnSums":
-        """Return the sums of a kernel that neither begins nor ends any.
-
-        >>> OwnSums.of_all(7).blank
-        (slice(0, 7, None),)
-        """
+        """Return the sums of a kernel that neither begins nor ends any."""
         whole = (slice(0, num_rows),)
         return cls(whole, whole)
 
@@ -59,11 +49,7 @@ def mark_tables(
 ) -> tuple[list[TileTable], dict[TransferKind, OwnSums]]:
     """Mark the sums that tables of a direction open and close; return the other rows by kind.
 
-    Args:
-        tables: in the order of the program.
-        direction: of the program.
-        merges: partial results by kind, in that order.
-        num_local: own rows, the first ones of the buffers.
+    Tables and merges, the partial results by kind, are in the order of the program.
     """
     kind = TransferKind.OUT if direction == "forward" else TransferKind.DQ
     opens, closes, own = _mark_queries(tables, merges[kind], num_local)
@@ -82,10 +68,8 @@ def mark_tables(
 def _mark_queries(
     tables: Sequence[TileTable], merges: Sequence[Merge], num_local: int
 ) -> tuple[list[Bools], list[Bools], OwnSums]:
-    """Return the segments of each table whose sums it opens, those that it closes, and the rest.
-
-    Cost: O(S log S) for the S segments of all tables, times the merges.
-    """
+    """Return the segments of each table whose sums it opens, those that it closes, and the rest."""
+    # O(S log S) for the S segments of all tables, times the merges.
     if not tables:
         return [], [], OwnSums.of_all(num_local)
     start = np.concatenate([table.q_start for table in tables]).astype(np.int64)
@@ -119,10 +103,8 @@ def _mark_queries(
 def _mark_keys(
     tables: Sequence[TileTable], merges: Sequence[Merge], num_local: int
 ) -> tuple[list[bool], list[bool], OwnSums]:
-    """Return which tables open, and which close, the sums of all keys that they meet; and the rest.
-
-    Cost: O(P log P) for the P pieces of all tables.
-    """
+    """Return which tables open and which close the sums of all keys that they meet; the rest."""
+    # O(P log P) for the P pieces of all tables.
     spans = [_spans(table) for table in tables]
     merged = [before for before, _ in merges]
     earliest, latest = min(merged, default=_NEVER), max(merged, default=-1)

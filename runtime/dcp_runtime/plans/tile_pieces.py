@@ -134,16 +134,11 @@ class PieceKind(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PieceMasks:
-    """Masks inside pieces; a piece's `mask_start` points into them.
+    """Masks inside pieces; a piece's `mask_start` points into them."""
 
-    Attributes:
-        row_lo, row_hi: int32 ``[MAX_RANGES, M]``, ranges per row of `RANGES` pieces.
-        bits: uint8 ``[Z]``, packed rows of `BITS` pieces.
-    """
-
-    row_lo: Indices
+    row_lo: Indices  # int32 [MAX_RANGES, M], ranges per row of `RANGES` pieces
     row_hi: Indices
-    bits: NDArray[np.uint8]
+    bits: NDArray[np.uint8]  # uint8 [Z], packed rows of `BITS` pieces
 
     def __post_init__(self) -> None:
         # Every table of the device shares them: `Record` copies arrays that are still writeable.
@@ -153,26 +148,16 @@ class PieceMasks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TilePieces:
-    """Pieces of some tiles, sorted by (query block, segment, key block).
+    """Pieces of some tiles, sorted by (query block, segment, key block); int64 ``[P]``."""
 
-    Attributes:
-        tile: int64 ``[P]``, row of the plan's tiles.
-        q_start, q_len: int64 ``[P]``, queries of the piece's segment, packed.
-        kv_start, kv_len: int64 ``[P]``, its keys, packed.
-        kind: uint8 ``[P]``, `PieceKind`.
-        mask_start: int64 ``[P]``, see `TileTable`.
-        pairs: int64 ``[P]``, visible pairs.
-        masks: where `mask_start` points.
-    """
-
-    tile: Ints
-    q_start: Ints
+    tile: Ints  # row of the plan's tiles
+    q_start: Ints  # queries of the piece's segment, packed
     q_len: Ints
-    kv_start: Ints
+    kv_start: Ints  # its keys, packed
     kv_len: Ints
-    kind: NDArray[np.uint8]
-    mask_start: Ints
-    pairs: Ints
+    kind: NDArray[np.uint8]  # uint8 [P], `PieceKind`
+    mask_start: Ints  # see `TileTable`
+    pairs: Ints  # visible pairs
     masks: PieceMasks
 
 
@@ -321,11 +306,9 @@ def _forms_of(cells: Cells, forms: Sequence[PlacedForm]) -> Ints:
 
 
 def _rasterise(cells: Cells, forms: Sequence[PlacedForm]) -> TilePieces:
-    """Make pieces of cells by painting the form of each; empty cells are dropped.
-
-    A dilated window, a tree or a cache that drops keys has hundreds of ranges in a row. Listing
-    them would cost more than the bits that a kernel reads in the end. O(pairs of the cells).
-    """
+    """Make pieces of cells by painting the form of each; empty cells are dropped."""
+    # A dilated window, a tree or a cache that drops keys has hundreds of ranges in a row. Listing
+    # them would cost more than the bits that a kernel reads in the end. O(pairs of the cells).
     spans = zip(*(getattr(cells, n).tolist() for n in Cells.__slots__[1:]), strict=True)
     found: list[tuple[int, ...]] = []  # cell, first and last key, pairs, kind, mask_start
     ranges, bits = [np.zeros((2, MAX_RANGES, 0), np.int32)], [np.zeros(0, np.uint8)]

@@ -93,13 +93,10 @@ class TileTable(Record):
 
 
 class TableBuilder:
-    """Builds the tables of one device and direction.
+    """Builds the tables of one device and direction from the pieces of the device's tiles.
 
-    Args:
-        blocks, tiles: of the plan.
-        pieces: of the device's tiles.
-        rows: for every tile of the plan the first row of its queries and of its keys in the
-            device's working buffers, int64 ``[W]`` each.
+    `rows` are for every tile of the plan the first row of its queries and of its keys in the
+    device's working buffers, int64 ``[W]`` each.
     """
 
     def __init__(
@@ -125,29 +122,12 @@ class TableBuilder:
         opens = opens_segment.copy()
         opens[1:] |= (kind[1:] != PieceKind.FULL) | (kind[:-1] != PieceKind.FULL)
         opens[1:] |= kv_row[:-1] + kv_len[:-1] != kv_row[1:]
-        first = np.flatnonzero(opens)
-        segment = np.flatnonzero(opens_segment)
-        masks = self._pieces.masks
-        return TileTable(
-            q_start=self._q_row[chosen[segment]].astype(np.int32),
-            q_len=self._pieces.q_len[chosen[segment]].astype(np.int32),
-            row_ptr=np.append(np.cumsum(opens)[segment] - 1, len(first)).astype(np.int32),
-            kv_start=kv_row[first].astype(np.int32),
-            kv_len=np.add.reduceat(kv_len, first).astype(np.int32),
-            kind=kind[first],
-            mask_start=self._pieces.mask_start[chosen[first]],
-            row_lo=masks.row_lo,
-            row_hi=masks.row_hi,
-            bits=masks.bits,
-            pairs=int(self._pieces.pairs[chosen].sum()),
-        )
+        return self._table(chosen, np.flatnonzero(opens), np.flatnonzero(opens_segment))
 
     def build_ordered(self, tiles: tuple[int, ...], adds_to: AddsTo) -> list[TileTable]:
-        """Build tables from each of which every sum gets one piece.
-
-        A query gets its keys from the last to the first. A key gets its queries in any order: the
-        sums of its gradients are exact.
-        """
+        """Build tables from each of which every sum gets one piece."""
+        # A query gets its keys from the last to the first. A key gets its queries in any order: the
+        # sums of its gradients are exact.
         pieces = self._pieces
         chosen = np.flatnonzero(np.isin(pieces.tile, tiles))
         q_start, cell = pieces.q_start[chosen], self._cell[chosen]
@@ -156,25 +136,36 @@ class TableBuilder:
         chosen, chain = chosen[order], chain[order]
         first = np.flatnonzero(np.diff(chain, prepend=-1))
         nth = np.arange(len(chain)) - np.repeat(first, np.diff(first, append=len(chain)))
-        return [
-            self._single(chosen[nth == n], adds_to) for n in range(int(nth.max(initial=-1)) + 1)
-        ]
+        tables = []
+        for n in range(int(nth.max(initial=-1)) + 1):
+            part = chosen[nth == n]
+            each = np.arange(len(part))  # a segment of its own: these share no sum
+            tables.append(self._table(part, each, each, adds_to, is_ordered=True))
+        return tables
 
-    def _single(self, chosen: Ints, adds_to: AddsTo) -> TileTable:
-        """Make a table of pieces that share no sum, each in a segment of its own."""
+    def _table(
+        self,
+        chosen: Ints,
+        first: Ints,
+        segment: Ints,
+        adds_to: AddsTo = "both",
+        *,
+        is_ordered: bool = False,
+    ) -> TileTable:
+        """Make a table of pieces, joined to those `first`, of which some begin a segment."""
         pieces, masks = self._pieces, self._pieces.masks
         return TileTable(
-            q_start=self._q_row[chosen].astype(np.int32),
-            q_len=pieces.q_len[chosen].astype(np.int32),
-            row_ptr=np.arange(len(chosen) + 1, dtype=np.int32),
-            kv_start=self._kv_row[chosen].astype(np.int32),
-            kv_len=pieces.kv_len[chosen].astype(np.int32),
-            kind=pieces.kind[chosen],
-            mask_start=pieces.mask_start[chosen],
+            q_start=self._q_row[chosen[segment]].astype(np.int32),
+            q_len=pieces.q_len[chosen[segment]].astype(np.int32),
+            row_ptr=np.append(np.searchsorted(first, segment), len(first)).astype(np.int32),
+            kv_start=self._kv_row[chosen[first]].astype(np.int32),
+            kv_len=np.add.reduceat(pieces.kv_len[chosen], first).astype(np.int32),
+            kind=pieces.kind[chosen[first]],
+            mask_start=pieces.mask_start[chosen[first]],
             row_lo=masks.row_lo,
             row_hi=masks.row_hi,
             bits=masks.bits,
             pairs=int(pieces.pairs[chosen].sum()),
             adds_to=adds_to,
-            is_ordered=True,
+            is_ordered=is_ordered,
         )

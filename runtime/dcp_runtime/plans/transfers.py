@@ -15,32 +15,21 @@ from dcp_planner import TransferKind
 class Transfer:
     """One row of `Transfers` that leaves or reaches this device.
 
-    Attributes:
-        index: row of the plan's table.
-        kind: its content.
-        block: row of `Blocks`.
-        name: in traces, as the simulator writes it: ``"kv 12"``, or ``"kv 12.3"`` in head group 3.
-        num_tokens: tokens of the block.
-        peer: the other device.
-        is_send: whether this device is the source.
-        row: first row in the working buffers of queries or of keys: where an input lies, where the
-            sums lie that a result carries, or the sums that it is merged into.
-        slot: first row in the receive buffer of its kind, at the target.
-        hop: 0 if the source owns the data or computed it, more if it passes the data on.
-        brought_by: transfer that brings the block to this device before it forwards it, or -1.
+    `row` is the first row in the working buffers of queries or of keys: where an input lies, where
+    the sums lie that a result carries, or the sums that it is merged into.
     """
 
-    index: int
+    index: int  # row of the plan's table
     kind: TransferKind
-    block: int
-    name: str
+    block: int  # row of `Blocks`
+    name: str  # in traces, as the simulator writes it: "kv 12", or "kv 12.3" in head group 3
     num_tokens: int
-    peer: int
+    peer: int  # the other device
     is_send: bool
     row: int
-    slot: int
-    hop: int
-    brought_by: int
+    slot: int  # first row in the receive buffer of its kind, at the target
+    hop: int  # 0 if the source owns the data or computed it, more if it passes the data on
+    brought_by: int  # transfer that brings the block before this device forwards it, or -1
 
     @property
     def rows(self) -> slice:
@@ -50,28 +39,18 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bundle:
-    """Blocks of one kind that travel together, in the order of their rows at the target.
+    """Blocks of one kind that travel together, in the order of their rows at the target."""
 
-    Attributes:
-        transfers: one for each block; their slots follow one another.
-        index: of the first; both ends use it as the tag of the message.
-        kind, peer, is_send, hop: those of every transfer.
-        is_result: whether it carries sums.
-        num_tokens: of all blocks.
-        slot: first row in the receive buffer of the kind.
-        rows: of the blocks in the working buffers of this end, as few slices as possible.
-    """
-
-    transfers: tuple[Transfer, ...]
-    index: int
+    transfers: tuple[Transfer, ...]  # one for each block; their slots follow one another
+    index: int  # of the first; both ends use it as the tag of the message
     kind: TransferKind
     peer: int
     is_send: bool
-    is_result: bool
+    is_result: bool  # it carries sums
     hop: int
-    num_tokens: int
-    slot: int
-    rows: tuple[slice, ...]
+    num_tokens: int  # of all blocks
+    slot: int  # first row in the receive buffer of the kind
+    rows: tuple[slice, ...]  # in the working buffers of this end, as few slices as possible
 
     @classmethod
     def of(cls, transfers: Iterable[Transfer]) -> "Bundle":
@@ -86,11 +65,7 @@ class Bundle:
 
 
 def merged_rows(rows: Iterable[slice]) -> tuple[slice, ...]:
-    """Merge slices that follow one another.
-
-    >>> merged_rows([slice(0, 4), slice(4, 6), slice(8, 9)])
-    (slice(0, 6, None), slice(8, 9, None))
-    """
+    """Merge slices that follow one another."""
     found: list[slice] = []
     for each in rows:
         if found and found[-1].stop == each.start:
@@ -101,11 +76,9 @@ def merged_rows(rows: Iterable[slice]) -> tuple[slice, ...]:
 
 
 def bundle(items: Iterable[int], transfers: Mapping[int, Transfer]) -> tuple[Bundle, ...]:
-    """Bundle the transfers of a launch, in the order in which they are listed.
-
-    An input that is passed on travels alone: it leaves as soon as it has arrived, and only its
-    source knows where that was.
-    """
+    """Bundle the transfers of a launch, in the order in which they are listed."""
+    # An input that is passed on travels alone: it leaves as soon as it has arrived, and only its
+    # source knows where that was.
     groups: dict[tuple[int, ...], list[Transfer]] = {}
     for item in items:
         t = transfers[item]

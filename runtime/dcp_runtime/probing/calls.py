@@ -106,11 +106,8 @@ def _fresh(values: Tree) -> Tree:
 def repeat(call: ModuleCall, tokens: int, change: Change, cut: Sequence[ModuleCall] = ()) -> Tree:
     """Call a module again with other inputs, and return what it returns.
 
-    Args:
-        call: the call to repeat.
-        tokens: length of the row.
-        change: gives the numbers of tokens; where there are none, the first tensor of ids.
-        cut: calls inside that do not run again: what they returned is changed like the inputs.
+    `change` gives the numbers of tokens; where there are none, the first tensor of ids. Calls in
+    `cut` do not run again: what they returned is changed like the inputs.
     """
 
     def changed(value: Any) -> Any:
@@ -147,10 +144,8 @@ def _returning(module: Module, outputs: Iterator[Tree]) -> Iterator[None]:
 
 @contextmanager
 def at_rest(model: Module) -> Iterator[None]:
-    """Switch off dropout, compilation and torch's fused layers, which call no modules.
-
-    Weights that are all zero would hide everything: they are filled.
-    """
+    """Switch off dropout, compilation and torch's fused layers, which call no modules."""
+    # Weights that are all zero would hide everything: they are filled.
     training = [module for module in model.modules() if module.training]
     zeros = [w for w in model.parameters() if w.ndim > 1 and not w.detach().any()]
     with ExitStack() as stack:

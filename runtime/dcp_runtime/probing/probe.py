@@ -34,23 +34,14 @@ MOST_TOLD = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerProbe:
-    """What a module that mixes tokens sees.
+    """What a module that mixes tokens sees; pairs are (query, key), bool ``[T, T]``."""
 
-    Attributes:
-        module: name and class.
-        layer: from 0; ``None`` for a module outside the layers.
-        mask: what is written for it, in words.
-        leaks, hides: pairs (query, key) that are seen and not written, or written and not seen:
-            bool ``[T, T]``.
-        sees: what is seen, bool ``[T, T]``.
-    """
-
-    module: str
-    layer: int | None
-    mask: str
-    leaks: Bools
-    hides: Bools
-    sees: Bools
+    module: str  # name and class
+    layer: int | None  # from 0; None for a module outside the layers
+    mask: str  # what is written for it, in words
+    leaks: Bools  # seen and not written
+    hides: Bools  # written and not seen
+    sees: Bools  # all that is seen
 
     @property
     def first(self) -> tuple[int, int] | None:

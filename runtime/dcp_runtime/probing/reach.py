@@ -25,15 +25,9 @@ Experts compute with matrices of other sizes if other tokens choose them.
 class ModuleReach:
     """Asks one call which inputs a group of its outputs reads, bool ``[T]`` to bool ``[T]``.
 
-    Without gradients it asks the opposite, which outputs a group of inputs changes.
-
-    Args:
-        call: the call.
-        tokens: length T of the row.
-        passes: where forward and backward passes are counted.
-        cut: calls inside whose outputs count as inputs: the code around them is asked.
-        draw: 0 for the inputs of the call, else a number of random inputs.
-        is_gradient: whether to ask gradients; the attribute says whether there are any.
+    Without gradients it asks the opposite, which outputs a group of inputs changes. The outputs of
+    calls in `cut` count as inputs: the code around them is asked. `draw` is 0 for the inputs of the
+    call, else a number of random inputs.
     """
 
     def __init__(
@@ -62,10 +56,8 @@ class ModuleReach:
         return found if self.is_gradient else found.T
 
     def mixes(self) -> bool:
-        """Return whether any token reaches another one; at most 2 log2(T) passes.
-
-        The numbers of two tokens differ in a bit, so one of the groups holds one of them alone.
-        """
+        """Return whether any token reaches another one; at most 2 log2(T) passes."""
+        # The numbers of two tokens differ in a bit, so one of the groups holds one of them alone.
         numbers = np.arange(self._tokens)
         bits = [numbers >> bit & 1 == 1 for bit in range((self._tokens - 1).bit_length())]
         return any((self(each) & ~each).any() for bit in bits for each in (bit, ~bit))

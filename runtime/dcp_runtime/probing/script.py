@@ -20,13 +20,8 @@ from dcp_runtime.probing.tiny_models import tiny_model
 def read_script(
     path: str, mask: Mask | Stack, sample: Sample, given: Mapping[str, Any]
 ) -> tuple[nn.Module, Any]:
-    """Run a file; return its model, and its batch of a row or else `default_batch`.
-
-    A path ``hf:CLASS`` names a class of transformers (`tiny_model`), with `given` in its config.
-
-    Raises:
-        RunError: if the file names no model, or the model takes no token ids and no batch is made.
-    """
+    """Run a file; return its model, and its batch of a row or else `default_batch`."""
+    # A path hf:CLASS names a class of transformers (`tiny_model`), with `given` in its config.
     if path.startswith("hf:"):
         layers = max(2, mask.period) if isinstance(mask, Stack) else 2
         tiny = tiny_model(path.removeprefix("hf:"), layers, given)
@@ -47,11 +42,9 @@ def read_script(
 
 
 def default_batch(model: nn.Module, mask: Mask | Stack, sample: Sample) -> dict[str, Any]:
-    """Return random `input_ids`, and `position_ids` if the model takes them.
-
-    Positions count along the branches of the mask, else from 0 in every stretch of tokens that
-    sees no token outside it.
-    """
+    """Return random `input_ids`, and `position_ids` if the model takes them."""
+    # Positions count along the branches of the mask, else from 0 in every stretch of tokens that
+    # sees no token outside it.
     names = inspect.signature(model.forward).parameters
     table = next((each for each in model.modules() if isinstance(each, nn.Embedding)), None)
     if "input_ids" not in names or table is None:

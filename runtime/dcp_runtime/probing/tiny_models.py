@@ -29,16 +29,7 @@ MOST_ELEMENTS = 1 << 24
 
 
 def tiny_model(name: str, layers: int, given: Mapping[str, Any]) -> nn.Module:
-    """Return a model of a class of transformers, small and with random weights.
-
-    Args:
-        name: of the class, such as ``LlamaForCausalLM``.
-        layers: how many it has.
-        given: values of the config beside or in place of the small sizes, such as a window.
-
-    Raises:
-        RunError: if there is no such class, its config refuses the sizes, or it stays large.
-    """
+    """Return a model of a class of transformers, small and with random weights."""
     import transformers
 
     kind: Any = getattr(transformers, name, None)

@@ -17,26 +17,17 @@ _PASSED_BY = (
 
 
 class Unit(NamedTuple):
-    """A call that mixes tokens.
-
-    Attributes:
-        call: the call.
-        cut: calls inside that mix tokens and are units of their own, and embeddings.
-        is_gradient: whether gradients show that; else only changes do.
-        layer: from 0; ``None`` outside the layers.
-    """
+    """A call that mixes tokens."""
 
     call: ModuleCall
-    cut: Sequence[ModuleCall]
-    is_gradient: bool
-    layer: int | None
+    cut: Sequence[ModuleCall]  # calls inside that are units of their own, and embeddings
+    is_gradient: bool  # gradients show that; else only changes do
+    layer: int | None  # from 0; None outside the layers
 
 
 def find_units(top: ModuleCall, tokens: int, passes: Counter[str]) -> list[Unit]:
-    """Return the innermost calls that mix tokens, and those whose own code does, in their order.
-
-    A layer of the class of others that mixes no tokens is returned, too: it hides everything.
-    """
+    """Return the innermost calls that mix tokens, and those whose own code does, in their order."""
+    # A layer of the class of others that mixes no tokens is returned, too: it hides everything.
     known: dict[ModuleCall, tuple[list[ModuleCall], bool]] = {}
     _search(top, tokens, passes, known)
     entries = {_entry(call.name) for call in known} - {""}

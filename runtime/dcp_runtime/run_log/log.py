@@ -27,11 +27,7 @@ Sink = Callable[[StepRecord], None]
 
 
 def scalars(record: StepRecord) -> dict[str, float]:
-    """Return the numbers that a record has, under names that begin with ``dcp/``.
-
-    >>> scalars({"step": 3, "step_s": 0.5, "queued": None})
-    {'dcp/step_s': 0.5}
-    """
+    """Return the numbers that a record has, under names that begin with ``dcp/``."""
     known = {name: record.get(name) for name in NUMBERS if name != "at"}
     return {f"dcp/{name}": value for name, value in known.items() if value is not None}
 

@@ -42,24 +42,15 @@ EVEN = 1.05
 
 
 class RankTotals(NamedTuple):
-    """Work and times of one rank in a step, all its layers together.
+    """Work and times of one rank in a step, all its layers together."""
 
-    Attributes:
-        step_s: from `prepare` of the batch to the next `prepare`.
-        work: visible pairs that it computed, forward.
-        attention_s, other_s: in attention; in reductions, copies and launches. ``None`` where only
-            a device knows the time, and no event was recorded there.
-        waiting_s: in which it stood still for messages.
-        late_rank, late_s: the rank whose messages cost it most waiting, -1 for none, and that time.
-    """
-
-    step_s: float
-    work: int
-    attention_s: float | None = None
-    other_s: float = 0.0
-    waiting_s: float = 0.0
-    late_rank: int = -1
-    late_s: float = 0.0
+    step_s: float  # from `prepare` of the batch to the next `prepare`
+    work: int  # visible pairs that it computed, forward
+    attention_s: float | None = None  # None where only a device knows, and nothing was recorded
+    other_s: float = 0.0  # in reductions, copies and launches
+    waiting_s: float = 0.0  # in which it stood still for messages
+    late_rank: int = -1  # whose messages cost it most waiting, -1 for none
+    late_s: float = 0.0  # that time
 
     @property
     def busy_s(self) -> float:
@@ -68,21 +59,14 @@ class RankTotals(NamedTuple):
 
 
 class PlanFacts(NamedTuple):
-    """A plan in numbers, for one layer; pairs of numbers are those of forward and backward.
+    """A plan in numbers, for one layer; pairs of numbers are those of forward and backward."""
 
-    Attributes:
-        size_bytes: sent between devices.
-        most_work, mean_work: visible pairs of the device with most of them, and their mean.
-        most_tokens, mean_tokens: tokens of the device that owns most, and their mean.
-        predicted_s: seconds, empty without a prediction.
-    """
-
-    size_bytes: tuple[int, int]
-    most_work: int
-    mean_work: float
-    most_tokens: int
+    size_bytes: tuple[int, int]  # sent between devices
+    most_work: int  # visible pairs of the device with most of them
+    mean_work: float  # over the devices
+    most_tokens: int  # of the device that owns most
     mean_tokens: float
-    predicted_s: tuple[float, ...] = ()
+    predicted_s: tuple[float, ...] = ()  # empty without a prediction
 
 
 def planned_figures(facts: Sequence[PlanFacts], calls: Sequence[tuple[int, int]]) -> StepRecord:

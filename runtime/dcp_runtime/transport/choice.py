@@ -10,10 +10,8 @@ from dcp_runtime.transport.transport import Transport
 
 
 def make_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
-    """Make the transport of a group: NCCL where that moves its CUDA tensors, else gloo.
-
-    A group may have a backend per device: ``"cpu:gloo,cuda:nccl"``.
-    """
+    """Make the transport of a group: NCCL where that moves its CUDA tensors, else gloo."""
+    # A group may have a backend per device: "cpu:gloo,cuda:nccl".
     member_ranks(group)  # refuses a group without this rank; get_backend_config would name no group
     backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
     if backends.get("cuda") == "nccl" and torch.cuda.is_available():

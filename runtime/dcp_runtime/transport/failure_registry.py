@@ -36,49 +36,30 @@ _LOST_STORE = f"; the store is lost as well, so the cause may be {SERVER}"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """The reason why a rank cannot go on.
-
-    Attributes:
-        kind: ``"waiting"`` for a message of `peer`, ``"raised"`` an error, or ``"left"``: it takes
-            part in nothing any more, though nothing has failed.
-        peer: the rank whose message is missing, or -1.
-        place: ``"forward"``, ``"backward"``, or a step such as ``"prepare"``.
-        division: of the direction; ``None`` for a step.
-        text: the low-level error, if there is one; of a rank that left, why.
-        others: ranks whose message may be missing instead of that of `peer`.
-        calls: of layers that it had begun.
-    """
+    """The reason why a rank cannot go on; of one that ``"left"``, which does not mean a failure."""
 
     kind: Literal["waiting", "raised", "left"]
-    peer: int
-    place: str
-    division: int | None
-    text: str
-    others: Sequence[int] = ()
-    calls: int = 0
+    peer: int  # the rank whose message is missing, or -1
+    place: str  # "forward", "backward", or a step such as "prepare"
+    division: int | None  # of the direction; None for a step
+    text: str  # the low-level error, if there is one; of a rank that left, why
+    others: Sequence[int] = ()  # ranks whose message may be missing instead of that of `peer`
+    calls: int = 0  # of layers that it had begun
 
 
 class Awaited(NamedTuple):
-    """A batch of a data loader that all ranks are to meet for.
+    """A batch of a data loader that all ranks are to meet for."""
 
-    Attributes:
-        iteration: number of the iteration over the loader, the same on all ranks.
-        place: of the batch in that iteration.
-        name: of the batch, and its rows.
-    """
-
-    iteration: int
-    place: int
-    name: str
+    iteration: int  # number of that over the loader, the same on all ranks
+    place: int  # of the batch in that iteration
+    name: str  # of the batch, and its rows
 
 
 class FailureRegistry:
     """Statuses and the agreed failure of a group, as keys in its store.
 
-    Attributes:
-        is_settled: whether this rank has got the error that all agree to raise.
-        calls: of layers that this rank has begun.
-        awaited: the batch that this rank meets the others for, if it does.
+    `is_settled` says whether this rank has got the error that all agree to raise, `calls` how many
+    it has begun of layers, `awaited` which batch it meets the others for.
     """
 
     def __init__(self, store: Store, rank: int) -> None:
@@ -90,12 +71,7 @@ class FailureRegistry:
 
     def is_marked(self) -> bool:
         """Return whether some rank wrote that it cannot go on."""
-        return self.marked_by() is not None
-
-    def marked_by(self) -> int | None:
-        """Return the latest rank that wrote that it cannot go on, if any."""
-        rank = self._read("marked")
-        return None if rank is None else int(rank)
+        return self._read("marked") is not None
 
     def is_lost(self, ranks: Sequence[int]) -> bool:
         """Return whether waiting for a message of some ranks is in vain."""
@@ -179,11 +155,9 @@ class FailureRegistry:
         return agreed
 
     def _follow(self, own: Status, *, is_over: bool) -> PeerError | None:
-        """Follow the chains of waiting ranks; return the failure once their end is certain.
-
-        The search begins at the rank that wrote first. All others looked because of its mark, while
-        their own peers may still compute: silence of those peers proves nothing.
-        """
+        """Follow the chains of waiting ranks; return the failure once their end is certain."""
+        # The search begins at the rank that wrote first. All others looked because of its mark,
+        # while their own peers may still compute: silence of those peers proves nothing.
         first = self._read("first")
         root = self._rank if first is None else int(first)
         known, silent, left = dict[int, Status](), None, None

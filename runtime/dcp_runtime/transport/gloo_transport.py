@@ -42,11 +42,9 @@ class Posted:
 
 
 def stream_of(tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
-    """Return a context of this thread's current stream; for tensors on the CPU an empty one.
-
-    Each thread has a current stream of its own. A watching thread must copy on the stream of the
-    layer, or kernels of that layer could read before the copy has ended.
-    """
+    """Return a context of this thread's current stream; for tensors on the CPU an empty one."""
+    # Each thread has a current stream of its own. A watching thread must copy on the stream of the
+    # layer, or kernels of that layer could read before the copy has ended.
     if not tensors or tensors[0].device.type != "cuda":
         return nullcontext()
     return torch.cuda.stream(torch.cuda.current_stream(tensors[0].device))
@@ -58,10 +56,6 @@ class GlooTransport(GroupTransport):
     Threads wait for the messages, so that a trace has the time at which each arrived, not the time
     at which its rank looked, and so that relays are sent on arrival. A message that is passed on
     has a thread of its own: whatever was posted before it may come later.
-
-    Args:
-        group: ranks that share the attention; ``None`` for all.
-        timeout_s: a message that takes longer is an error that names its peer.
     """
 
     message_order = "fifo"
@@ -176,12 +170,10 @@ class GlooTransport(GroupTransport):
         posted.parcel.finish(error)
 
     def close(self) -> None:
-        """End the waiting threads; the process groups end with ``destroy_process_group``.
-
-        A thread that still waits for a message would end the process by SIGABRT if it woke while
-        Python shuts down. It is woken now, by a receive that no rank answers: after its time limit
-        gloo breaks the connections.
-        """
+        """End the waiting threads; the process groups end with ``destroy_process_group``."""
+        # A thread that still waits for a message would end the process by SIGABRT if it woke while
+        # Python shuts down. It is woken now, by a receive that no rank answers: after its time
+        # limit gloo breaks the connections.
         for lane in self._queues:
             lane.put(None)
         for thread in self._threads:

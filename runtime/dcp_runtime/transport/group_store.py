@@ -44,11 +44,7 @@ def process_group(group: Group | None) -> dist.ProcessGroup | None:
 
 
 def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> "DeadlineStore":
-    """Return a part of a group's store with keys of its own; the n-th call of each rank shares it.
-
-    Raises:
-        RunError: if the store does not answer.
-    """
+    """Return a part of a group's store, the same for the n-th call of each rank."""
     found = group or dist.group.WORLD
     assert found is not None, "torch.distributed is initialised"
     store = found.get_group_store()
@@ -85,10 +81,8 @@ class DeadlineStore(Store):
         self._ask(lambda: self._store.set(key, value))  # type: ignore[arg-type]  # bytes as well
 
     def post(self, key: str, value: str) -> None:
-        """Write a value; wait a moment for it, and not where the wait might be for this thread.
-
-        Python may call this on any thread, where it frees what is no longer used.
-        """
+        """Write a value; wait a moment for it, and not where the wait might be for this thread."""
+        # Python may call this on any thread, where it frees what is no longer used.
         answer: Future[Any] = Future()
         self._calls.put((lambda: self._store.set(key, value), answer))
         if not sys.is_finalizing() and threading.current_thread() is not self._thread:

@@ -55,12 +55,10 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.ProcessGroup:
-    """Make a separate group of some ranks; collective among these ranks only.
-
-    The name counts the groups that this function has made of these ranks, so all of them know it.
-    ``dist.new_group`` counts other groups: up to torch 2.13 those that a rank is in, so that ranks
-    look for each other under different names; later versions count groups unknown to others, too.
-    """
+    """Make a separate group of some ranks; collective among these ranks only."""
+    # The name counts the groups that this function has made of these ranks, so all of them know it.
+    # `dist.new_group` counts other groups: up to torch 2.13 those that a rank is in, so that ranks
+    # look for each other under different names; later versions count groups unknown to others, too.
     world, known = dist.group.WORLD, dist.distributed_c10d._world
     assert world is not None, "`member_ranks` has asked this group for its ranks"
     timeout, options = timedelta(seconds=timeout_s), None
@@ -98,11 +96,9 @@ def abort_group(group: dist.ProcessGroup) -> None:
 
 @contextmanager
 def _unbound_device(world: dist.ProcessGroup) -> Iterator[None]:
-    """Hide the device that ``init_process_group(device_id=...)`` bound to the group of all ranks.
-
-    With that device torch makes a group by splitting the communicator of all ranks, and a split
-    waits for every rank, also for those that make no executor.
-    """
+    """Hide the device that ``init_process_group(device_id=...)`` bound to all ranks."""
+    # With that device torch makes a group by splitting the communicator of all ranks, and a split
+    # waits for every rank, also for those that make no executor.
     bound, world.bound_device_id = world.bound_device_id, None
     try:
         yield

@@ -64,10 +64,8 @@ class LoopbackWorld:
         self.turn_holder = -1
 
     def run(self, work: Callable[["LoopbackTransport"], Result]) -> list[Result]:
-        """Call `work` once per rank, each on a thread, and return the results in rank order.
-
-        A rank that never returns is left behind once the others have failed because of it.
-        """
+        """Call `work` once per rank, each on a thread, and return the results in rank order."""
+        # A rank that never returns is left behind once the others have failed because of it.
         runs = [Future[Result]() for _ in range(self.size)]
         threads = [
             threading.Thread(

@@ -4,11 +4,10 @@ import ctypes
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -36,26 +35,12 @@ ABORT_S = 5.0
 """Seconds that communicators get to end."""
 
 
-class DeviceWork(Protocol):
-    """Work of a device, a part of torch's ``dist.Work``."""
-
-    def is_completed(self) -> bool:
-        """Return whether the device has done it."""
-
-    def wait(self) -> object:
-        """Make the current stream wait for it."""
-
-
 @dataclass(slots=True, eq=False)
 class MessageBatch:
-    """Parcels that started together, of one division and hop.
-
-    `blamed` returns the ranks that may be late; by default all peers of the parcels.
-    """
+    """Parcels that started together, of one division and hop."""
 
     parcels: Sequence[Parcel]
-    works: Sequence[DeviceWork]
-    blamed: Callable[[], Sequence[int]] | None = None
+    works: Sequence[dist.Work]
 
     def is_over(self) -> bool:
         """Return whether the device has done all of it."""
@@ -68,8 +53,6 @@ class MessageBatch:
 
     def peers(self) -> Sequence[int]:
         """Return the ranks that may hold up the batch."""
-        if self.blamed is not None:
-            return self.blamed()
         return list(dict.fromkeys(parcel.bundle.peer for parcel in self.parcels))
 
 
@@ -152,11 +135,7 @@ class NcclTransport(GroupTransport):
             self._batches[parcel] = batch
 
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Make the current stream wait for every parcel, and have the thread watch them.
-
-        Raises:
-            RunError: names the rank and the division where an earlier message did not come.
-        """
+        """Make the current stream wait for every parcel, and have the thread watch them."""
         batches = tuple(dict.fromkeys(self._batches.pop(parcel) for parcel in parcels))
         # A captured message has not started: every replay will start it again.
         if torch.cuda.is_current_stream_capturing():
@@ -240,11 +219,9 @@ class NcclTransport(GroupTransport):
         division: int | None,
         error: RuntimeError | None = None,
     ) -> PeerError:
-        """Agree on the rank to blame, and end the work that waits on the GPU.
-
-        All peers of a batch may be late, since NCCL does not say which message is missing. A GPU
-        that refuses its work is the fault of this rank.
-        """
+        """Agree on the rank to blame, and end the work that waits on the GPU."""
+        # All peers of a batch may be late, since NCCL does not say which message is missing. A GPU
+        # that refuses its work is the fault of this rank.
         with self._blaming:
             if self._failure is None:
                 self._has_failed = True
@@ -286,11 +263,7 @@ class NcclTransport(GroupTransport):
         super().report(place, division, error)
 
     def catch_up(self) -> None:
-        """Wait until the thread knows the end of every message that a stream waits for.
-
-        Raises:
-            RunError: if a message never came, and no call has raised that yet.
-        """
+        """Wait until the thread knows the end of every message that a stream waits for."""
         # No deadline here: the thread has one for each message. A forked process has no thread.
         while self._latest and self._watcher and not self._latest.wait(POLL_S):
             if not self._watcher.is_alive():
@@ -319,20 +292,16 @@ class NcclTransport(GroupTransport):
 
 
 def allow_captures() -> None:
-    """Let this thread ask about messages while another one captures a CUDA graph.
-
-    Otherwise CUDA would refuse the question and end the capture.
-    """
+    """Let this thread ask about messages while another one captures a CUDA graph."""
+    # Otherwise CUDA would refuse the question and end the capture.
     thread_local = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     with suppress(OSError):  # there is no driver
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
 
 def last_limit_s(timeout_s: float) -> float:
-    """Return the time limit of waits on the GPU, which end the process: longer than our limit.
-
-    It counts from the start of a message, our limit from the wait for it.
-    """
+    """Return the time limit of waits on the GPU, which end the process: longer than our limit."""
+    # It counts from the start of a message, our limit from the wait for it.
     return 2 * timeout_s + 60
 
 

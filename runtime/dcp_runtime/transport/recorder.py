@@ -65,11 +65,6 @@ class StreamClock(HostClock):
 
     So exposed communication is measured where it happens: a wait begins when the stream has no work
     left, not when the host began to wait, and ends when the stream goes on.
-
-    Args:
-        make_event: makes an event as ``torch.cuda.Event(enable_timing=True)`` is one.
-        make_stream: makes a stream without work.
-        is_capturing: as ``torch.cuda.is_current_stream_capturing``.
     """
 
     def __init__(
@@ -89,10 +84,7 @@ class StreamClock(HostClock):
         return event
 
     def read_ns(self, moments: Sequence[Moment]) -> list[int]:
-        """Return the times of events of this clock, in about the order in which they were queued.
-
-        Moments of the host keep their times.
-        """
+        """Return the times of events of this clock, nearly in order; moments of the host stay."""
         queued = [moment for moment in moments if not isinstance(moment, int)]
         if not queued:
             return list(moments)
@@ -131,13 +123,7 @@ class StreamClock(HostClock):
 
 
 def make_clock(device: torch.device, known: HostClock | None = None) -> HostClock:
-    """Return the clock of a device: of its current stream on CUDA, else the host's.
-
-    `known`, the clock of the plan before, is kept on CUDA.
-
-    >>> make_clock(torch.device("cpu")).now() > 0
-    True
-    """
+    """Return the clock of a device: on CUDA of its stream, kept if known, else the host's."""
     if device.type != "cuda":
         return HostClock()
     if isinstance(known, StreamClock):
@@ -183,31 +169,20 @@ MAX_EVENTS = 2**18
 class Recorder:
     """The events of one prepared plan on one rank; several layers follow one another.
 
-    Attributes:
-        device: the rank.
-        is_on: whether events are kept; `doing` and the times of the host are known in any case.
-        events: the last `MAX_EVENTS` events, in the order of their ends.
-        doing: the present work of the rank; ``None`` between calls.
-        steps: instructions begun so far; a watcher sees by them whether the rank moves.
-        clock: of the device that computes.
-        calls: forward and backward calls so far, of all layers.
-        attention_ns, other_ns: time of the host in attention, and in everything else but waiting,
-            also where no event is kept.
-        awaited_ns: time of the host in waits, by the rank whose message came last; see `awaited`.
-        latest_peer: the rank whose message came last in the wait under way.
+    Times of the host are kept even where no event is.
     """
 
-    device: int
-    is_on: bool
+    device: int  # the rank
+    is_on: bool  # whether events are kept
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
-    doing: Activity | None = None
-    steps: int = 0
+    doing: Activity | None = None  # present work; None between calls
+    steps: int = 0  # instructions begun so far, by which a watcher sees whether the rank moves
     clock: HostClock = field(default_factory=HostClock)
-    calls: Counter[Direction] = field(default_factory=Counter)
+    calls: Counter[Direction] = field(default_factory=Counter)  # so far, of all layers
     attention_ns: int = 0
-    other_ns: int = 0
-    awaited_ns: Counter[int] = field(default_factory=Counter)
-    latest_peer: int = -1
+    other_ns: int = 0  # in everything but attention and waiting
+    awaited_ns: Counter[int] = field(default_factory=Counter)  # by the rank whose message came last
+    latest_peer: int = -1  # whose message came last in the wait under way
     _since_ns: int = 0
 
     def begin(self, doing: Activity | None) -> None:
@@ -227,11 +202,9 @@ class Recorder:
         self.steps += 1
 
     def spent_s(self) -> tuple[float, float, float] | None:
-        """Return the seconds of attention, of other work and of waiting so far, of all layers.
-
-        On CUDA they come from the events, ``None`` where none are kept or the device still works:
-        the host only queues work there.
-        """
+        """Return the seconds of attention, of other work and of waiting so far, of all layers."""
+        # On CUDA they come from the events, None where none are kept or the device still works: the
+        # host only queues work there.
         if not isinstance(self.clock, StreamClock):
             waiting_ns = self.awaited_ns.total()
             return self.attention_ns / 1e9, self.other_ns / 1e9, waiting_ns / 1e9
@@ -246,10 +219,8 @@ class Recorder:
         return sums["attention"], sums["reduction"] + sums["copy"], sums["wait"]
 
     def awaited(self) -> Counter[int]:
-        """Return the time in waits so far, in ns, by the rank whose message came last.
-
-        On CUDA it comes from the events, as in `spent_s`: streams wait there.
-        """
+        """Return the time in waits so far, in ns, by the rank whose message came last."""
+        # On CUDA it comes from the events, as in `spent_s`: streams wait there.
         if not isinstance(self.clock, StreamClock):
             return self.awaited_ns
         # Columns as in `table`: start, end, ready, device, kind, direction, division, peer, ...
@@ -263,10 +234,8 @@ class Recorder:
         return found
 
     def add(self, event: Event) -> None:
-        """Append an event and drop the oldest beyond the bound; any thread may call this.
-
-        Nothing is noted of calls that a CUDA graph captures.
-        """
+        """Append an event and drop the oldest beyond the bound; any thread may call this."""
+        # Nothing is noted of calls that a CUDA graph captures.
         if not self.clock.is_captured():
             self.events.append(event)
 

@@ -27,10 +27,7 @@ FAN = 16
 
 
 class StoreBarrier:
-    """A barrier of all ranks that exchanges notes through the store of their group.
-
-    Unlike a collective, the store can tell which rank has not come.
-    """
+    """A barrier that exchanges notes through a store, which tells who has not come."""
 
     def __init__(
         self, store: Store, rank: int, size: int, failures: FailureRegistry, timeout_s: float
@@ -44,9 +41,6 @@ class StoreBarrier:
         """Wait for all ranks and return their notes in rank order; collective.
 
         With `is_error` the note says why this rank cannot go on, and all others raise it.
-
-        Raises:
-            RunError: names a rank that did not come, came to another place, or cannot go on.
         """
         if self._size == 1:
             return [note]
@@ -117,10 +111,7 @@ class StoreBarrier:
         return FAN * rank + 1 < self._size
 
     def _have_come(self, keys: list[str], deadline: float, meeting: int) -> bool:
-        """Wait for keys; return whether they came before the deadline and any failure.
-
-        `meeting` is the number of the one under way, or of the next.
-        """
+        """Wait for keys; return whether they came before the deadline and any failure."""
         nap_s = FIRST_NAP_S
         while not self._store.check(keys):
             is_over = time.monotonic() > deadline
@@ -147,11 +138,7 @@ class StoreBarrier:
             self._failures.leave(why, self._count)
 
     def compare_with_first(self, topic: "Topic", value: str, place: str) -> None:
-        """Compare a last value with that of the rank that came first; no rank waits for another.
-
-        Raises:
-            RunError: names the rank whose value differs.
-        """
+        """Compare a last value with that of the rank that came first; no rank waits for another."""
         if self._size == 1 or not value:
             return
         if isinstance(self._store, DeadlineStore):
@@ -190,11 +177,7 @@ class Topic(NamedTuple):
     way_out: str
 
     def compare(self, values: Sequence[str], place: str) -> None:
-        """Compare the values of all ranks; a rank that cannot know its value leaves it empty.
-
-        Raises:
-            RunError: names a rank whose value differs from that of most.
-        """
+        """Compare the values of all ranks; a rank that cannot know its value leaves it empty."""
         counts = Counter(value for value in values if value)
         if len(counts) <= 1:
             return

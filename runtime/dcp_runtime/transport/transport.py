@@ -23,12 +23,7 @@ from dcp_planner.model import MessageOrder
 from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.plans.transfers import Bundle
-from dcp_runtime.transport.failure_registry import (
-    Awaited,
-    FailureRegistry,
-    Status,
-    describe_error,
-)
+from dcp_runtime.transport.failure_registry import Awaited, FailureRegistry, Status, describe_error
 from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.recorder import Recorder, Timeline
 from dcp_runtime.transport.store_barrier import StoreBarrier, Topic
@@ -41,24 +36,18 @@ RowBytes: TypeAlias = Callable[[TransferKind], tuple[int, ...]]
 class Parcel:
     """A bundle in flight, at its sender or its receiver.
 
-    Attributes:
-        bundle: what travels, between whom.
-        tensors: contiguous; read until they have left, or written until they have arrived. Each is
-            a message of its own.
-        division: of the launch.
-        after: the parcel that brings the block which this one forwards; this one starts once that
-            has arrived.
-        start_ns, end_ns: when it started and ended, on the monotonic clock.
-        error: why it never arrived or left.
+    Tensors are contiguous; read until they have left, or written until they have arrived. Each is a
+    message of its own. A parcel that forwards a block starts once that has arrived, `after`
+    another.
     """
 
     bundle: Bundle
     tensors: tuple[Tensor, ...]
-    division: int
+    division: int  # of the launch
     after: "Parcel | None" = None
-    start_ns: int = 0
+    start_ns: int = 0  # on the monotonic clock
     end_ns: int = 0
-    error: str | None = None
+    error: str | None = None  # why it never arrived or left
     # Most parcels have ended before anybody waits: only a wait makes an event.
     _is_done: bool = False
     _done: threading.Event | None = None
@@ -71,10 +60,7 @@ class Parcel:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def finish(self, error: str | None = None, end_ns: int | None = None) -> None:
-        """Note that it has arrived or left, or why it never will, and call the followers.
-
-        `end_ns` is the moment, if it is not now on the monotonic clock.
-        """
+        """Note that it has arrived or left, or why it never will, and call the followers."""
         self.error, self.end_ns = error, time.perf_counter_ns() if end_ns is None else end_ns
         with self._lock:
             self._is_done = True
@@ -106,12 +92,7 @@ class Parcel:
 
 
 class Transport(ABC):
-    """Carries one rank's messages to the other ranks; all ranks share one store.
-
-    Attributes:
-        store: of all ranks, with keys of this transport.
-        message_order: which messages may have to wait for others, as the simulator plays it.
-    """
+    """Carries one rank's messages to the other ranks; all ranks share one store."""
 
     message_order: ClassVar[MessageOrder] = "any"
 
@@ -121,11 +102,7 @@ class Transport(ABC):
         self._barrier = StoreBarrier(store, rank, size, self._failures, timeout_s)
 
     def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
-        """Begin a call of a plan.
-
-        Raises:
-            RunError: if ranks cannot agree where blocks lie.
-        """
+        """Begin a call of a plan."""
         self._failures.calls += 1
 
     @property
@@ -139,11 +116,7 @@ class Transport(ABC):
 
     @abstractmethod
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Wait until every parcel has arrived or left, or have the current stream wait for it.
-
-        Raises:
-            RunError: names the rank and the division, within the transport's timeout.
-        """
+        """Wait until every parcel has arrived or left, or have the current stream wait for it."""
 
     def _await(
         self, parcels: Sequence[Parcel], direction: Direction, limit_s: float, poll_s: float
@@ -198,62 +171,31 @@ class Transport(ABC):
         """Wait until the host knows the end of every message that a stream waits for."""
         return
 
-    @abstractmethod
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
+        raise NotImplementedError  # emulated ranks are not asked
 
     def close(self) -> None:
         """End the threads of this transport, which cannot be used after that."""
         return
 
 
-class NoOverlapTransport(Transport):
-    """A transport without overlap, around another: messages start when their rank next waits.
+def without_overlap(transport: Transport) -> Transport:
+    """Have the messages of a transport start when its rank next waits, and return it.
 
-    A run over this transport shows how much another run gains by overlap. Plans order launches and
-    waits in one way for all devices, so no two ranks can wait for each other here either.
+    A run over it shows how much another run gains by overlap. Plans order launches and waits in one
+    way for all devices, so no two ranks can wait for each other here either.
     """
+    held, start, wait = list[Parcel](), transport.start, transport.wait
 
-    def __init__(self, inner: Transport) -> None:
-        # Without the base's constructor: registry, barrier and time limit are those of `inner`.
-        self.rank, self.size, self.store, self._inner = inner.rank, inner.size, inner.store, inner
-        self._failures, self._barrier = inner._failures, inner._barrier
-        self._timeout_s = inner.timeout_s
-        self._held: list[Parcel] = []
+    def start_and_wait(_: Sequence[Parcel], direction: Direction) -> None:
+        begun = held.copy()
+        held.clear()
+        start(begun)
+        wait(begun, direction)  # others were waited for before
 
-    def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
-        """Begin a call of a plan."""
-        self._inner.begin(part, direction, row_bytes)
-
-    def start(self, parcels: Sequence[Parcel]) -> None:
-        """Keep the parcels for the next wait."""
-        self._held.extend(parcels)
-
-    def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Start all that was kept and wait for all of it."""
-        held, self._held = self._held, []
-        self._inner.start(held)
-        self._inner.wait(held, direction)  # of `parcels`, those not held were waited for before
-
-    def report(self, place: str, division: int | None, error: Exception) -> None:
-        """Tell the other ranks that this one cannot go on."""
-        self._inner.report(place, division, error)
-
-    def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
-        """Wait for every rank at this place."""
-        return self._inner.exchange_notes(note, place, is_error=is_error)
-
-    def catch_up(self) -> None:
-        """Wait until the host knows the end of every message that a stream waits for."""
-        self._inner.catch_up()
-
-    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
-        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
-        return self._inner.gather_timeline(recorder)
-
-    def close(self) -> None:
-        """End the threads of the transport."""
-        self._inner.close()
+    transport.start, transport.wait = held.extend, start_and_wait  # type: ignore[method-assign]
+    return transport
 
 
 _Value = TypeVar("_Value")
@@ -274,18 +216,9 @@ def agree(
 ) -> _Value:
     """Compare notes with those of every other rank; collective, a few store round trips.
 
-    Args:
-        transport: ranks that must agree.
-        topics: what is compared; the first that differs is named.
-        place: the step, for example ``"prepare"``.
-        propose: returns this rank's value of each topic, one line each and empty where it cannot
-            know it, and the result of `agree` for this rank; or raises an error that all ranks
-            should hear of.
-
-    Raises:
-        Exception: that of `propose`.
-        RunError: on the other ranks; it quotes that exception, or names a rank that differs from
-            most, or a rank that does not come.
+    `propose` returns this rank's value of each topic, one line each and empty where it cannot know
+    it, and the result of `agree` for this rank. If it raises an error, all ranks raise one that
+    quotes it. Else the first topic that differs is named, with the rank that differs from most.
     """
     if transport.size == 1:
         return propose()[1]

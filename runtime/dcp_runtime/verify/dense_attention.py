@@ -20,17 +20,12 @@ CHUNK_BYTES_16_BIT = 128 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class HeadTensors:
-    """One kv head and the G query heads that share it, n tokens.
+    """One kv head and the G query heads that share it, n tokens."""
 
-    Attributes:
-        q, dout: ``[G, n, D]``.
-        k, v: ``[n, D]``.
-    """
-
-    q: Tensor
-    k: Tensor
+    q: Tensor  # [G, n, D]
+    k: Tensor  # [n, D]
     v: Tensor
-    dout: Tensor
+    dout: Tensor  # [G, n, D]
 
     def to(self, dtype: torch.dtype) -> "HeadTensors":
         """Return the same values in another type."""
@@ -49,19 +44,14 @@ class HeadResults:
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """Rounding units of a run.
+    """Rounding units of a run."""
 
-    Attributes:
-        tensor: of the dtype of q, k, v, out and gradients.
-        sums: of the dtype of scores, lse, delta and sums.
-    """
-
-    tensor: float
-    sums: float
+    tensor: float  # of the dtype of q, k, v, out and gradients
+    sums: float  # of the dtype of scores, lse, delta and sums
 
 
 @dataclass(frozen=True, slots=True)
-class RowErrors:
+class RowErrors(HeadResults):
     """Length, per row, of the error that a blockwise computation is expected to have.
 
     A computation in pieces keeps two numbers of each row i from piece to piece, lse and delta;
@@ -86,26 +76,16 @@ class RowErrors:
     The parts with e_i matter where ``dp - delta`` cancels, as in a row that sees one key: there
     eager attention is exact, since it subtracts equal numbers.
 
-    Attributes:
-        out, dq: ``[G, n]``.
-        dk, dv: ``[n]``.
+    Of out and dq ``[G, n]``, of dk and dv ``[n]``.
     """
-
-    out: Tensor
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
 
 
 class _Chunk(NamedTuple):
-    """Rows that see some key, the keys that some of these rows see, and the hidden pairs.
-
-    `rows` and `keys` are indices, `hidden` is bool ``[rows, keys]``.
-    """
+    """Rows that see some key, the keys that some of these rows see, and the hidden pairs."""
 
     rows: Tensor
     keys: Tensor
-    hidden: Tensor
+    hidden: Tensor  # bool [rows, keys]
 
 
 class _HeadRows(NamedTuple):
@@ -122,13 +102,7 @@ class _HeadRows(NamedTuple):
 
 
 def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResults, RowErrors]:
-    """Compute attention and its gradients in float64, formula by formula.
-
-    Args:
-        head: tensors of one kv head, any dtype.
-        mask: bool ``[n, n]``; rows without keys give zeros.
-        rounding: of the run to verify, for `RowErrors`.
-    """
+    """Compute attention and its gradients in float64; rows without keys give zeros."""
     wide = head.to(torch.float64)
     scale = wide.q.shape[-1] ** -0.5
     out, dq = torch.zeros_like(wide.q), torch.zeros_like(wide.q)
@@ -157,10 +131,8 @@ def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResu
 
 
 def _squares(rows: _HeadRows, scale: float, rounding: Rounding) -> tuple[Tensor, Tensor]:
-    """Return the squares of `RowErrors`: of out and dq ``[2, rows]``, of dk and dv ``[2, keys]``.
-
-    Overwrites weights and dscores, which are as large as the mask. Names follow `RowErrors`.
-    """
+    """Return the squares of `RowErrors`: of out, dq ``[2, rows]``, of dk, dv ``[2, keys]``."""
+    # Overwrites weights and dscores, which are as large as the mask. Names follow `RowErrors`.
     q2, k2, v2, dout2 = (t.square().sum(1) for t in (rows.q, rows.k, rows.v, rows.dout))
     products, head_dim = rows.dout * rows.out, rows.q.shape[1]
     of_dot = 2 * rounding.sums**2 * (1 + head_dim / 24)
@@ -178,11 +150,9 @@ def _squares(rows: _HeadRows, scale: float, rounding: Rounding) -> tuple[Tensor,
 
 
 def eager(head: HeadTensors, mask: Tensor) -> HeadResults:
-    """Compute ``softmax(q kᵀ / sqrt(D) + mask) v`` and its gradients as torch does, by autograd.
-
-    In the dtype of the arguments. Gradients of k and v from several chunks or query heads are added
-    in float32.
-    """
+    """Compute ``softmax(q kᵀ / sqrt(D) + mask) v`` and its gradients as torch does, by autograd."""
+    # In the dtype of the arguments. Gradients of k and v from several chunks or query heads are
+    # added in float32.
     dtype, scale = head.q.dtype, head.q.shape[-1] ** -0.5
     out, dq = torch.zeros_like(head.q), torch.zeros_like(head.q)
     sums = torch.promote_types(dtype, torch.float32)  # float64 stays float64

@@ -14,7 +14,7 @@ size. Rounding units count sixteen times there.
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
@@ -126,56 +126,30 @@ def _rounding_of(dtype: torch.dtype) -> Rounding:
     return Rounding(units * torch.finfo(dtype).eps, units * torch.finfo(sums).eps)
 
 
-@dataclass(slots=True)
-class _Measure:
-    """A norm and a largest element, over everything that was added."""
-
-    square: float = 0.0
-    largest: float = 0.0
-
-    def add(self, values: Tensor) -> None:
-        if values.numel():
-            self.square += float(values.square().sum())
-            self.largest = max(self.largest, float(values.abs().max()))
-
-    @property
-    def norm(self) -> float:
-        return math.sqrt(self.square)
-
-
-@dataclass(slots=True)
 class _Tally:
-    """Sums over sequences and heads behind one `TensorError`."""
+    """Squares and largest elements, over sequences and heads, behind one `TensorError`."""
 
-    error: _Measure = field(default_factory=_Measure)
-    eager: _Measure = field(default_factory=_Measure)
-    exact: _Measure = field(default_factory=_Measure)
-    spread: _Measure = field(default_factory=_Measure)
+    def __init__(self) -> None:
+        # Of the error, of that of eager attention, of the exact tensor, and of its `RowErrors`.
+        self.squares, self.largest = [0.0] * 4, [0.0] * 4
 
     def add(self, got: Tensor, same: Tensor, want: Tensor, spread: Tensor) -> None:
-        """Add one tensor of the run, of eager attention and of the reference, and its `RowErrors`.
-
-        `spread` has one number for each row, the length of the row's expected error.
-        """
-        self.error.add(got.double() - want)
-        self.eager.add(same.double() - want)
-        self.exact.add(want)
-        self.spread.add(spread)
+        """Add one tensor of the run, of eager attention, of the reference; its `RowErrors`."""
+        for n, each in enumerate((got.double() - want, same.double() - want, want, spread)):
+            if each.numel():
+                self.squares[n] += float(each.square().sum())
+                self.largest[n] = max(self.largest[n], float(each.abs().max()))
 
     def finish(self, tensor: str, rounding: Rounding) -> TensorError:
         """Turn the sums into relative errors."""
+        error, same, exact, spread = map(math.sqrt, self.squares)
+        error_max, same_max, exact_max, spread_max = self.largest
         # Tensors of zeros, as without visible pairs, have no relative error: it is absolute then.
-        norm, peak = self.exact.norm or 1.0, self.exact.largest or 1.0
-        unit = rounding.tensor
-        allowed = 2 * self.eager.norm + unit * norm + NORM_DEVIATIONS * self.spread.norm
-        allowed_peak = 2 * self.eager.largest + unit * peak + PEAK_DEVIATIONS * self.spread.largest
+        norm, peak, unit = exact or 1.0, exact_max or 1.0, rounding.tensor
+        is_ok = error <= 2 * same + unit * norm + NORM_DEVIATIONS * spread
+        is_ok &= error_max <= 2 * same_max + unit * peak + PEAK_DEVIATIONS * spread_max
         return TensorError(
-            tensor,
-            relative=self.error.norm / norm,
-            eager=self.eager.norm / norm,
-            relative_max=self.error.largest / peak,
-            eager_max=self.eager.largest / peak,
-            ok=self.error.norm <= allowed and self.error.largest <= allowed_peak,
+            tensor, error / norm, same / norm, error_max / peak, same_max / peak, ok=is_ok
         )
 
 

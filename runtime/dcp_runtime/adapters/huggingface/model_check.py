@@ -5,8 +5,7 @@ A model is checked by itself before its first batch; see `note_model`.
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -120,11 +119,7 @@ def refusal_of(model: Module) -> str:
 
 
 def limits_of(module: Module) -> LayerLimits:
-    """Return what an attention module may see.
-
-    Raises:
-        RunError: if its model was not checked.
-    """
+    """Return what an attention module may see."""
     found: LayerLimits | None = getattr(module, _LIMITS, None)
     if found is None:
         raise RunError(
@@ -154,20 +149,14 @@ def _calling(model: Module, inputs: dict[str, Any]) -> Callable[[ValuesOnly, Ten
     given = {"use_cache": False, **inputs} if takes_cache else inputs
 
     def run(attention: ValuesOnly, tokens: Tensor, positions: Tensor) -> None:
-        with _as_walking(attention):
+        global _walking
+        _walking = attention
+        try:
             model(input_ids=tokens, position_ids=positions, dcp=attention, **given)
+        finally:
+            _walking = None
 
     return run
-
-
-@contextmanager
-def _as_walking(attention: ValuesOnly) -> Iterator[None]:
-    global _walking
-    _walking = attention
-    try:
-        yield
-    finally:
-        _walking = None
 
 
 def _special_ids(config: Any) -> frozenset[int]:  # Any: transformers'
@@ -181,11 +170,9 @@ def _special_ids(config: Any) -> frozenset[int]:  # Any: transformers'
 
 
 def _most_tokens(module: Module) -> int:
-    """Return from how many tokens of a call on a layer's temperature counts them; 0 for never.
-
-    Llama 4 scales the queries of some layers by their places in the call, in large steps that a
-    walk does not reach.
-    """
+    """Return from how many tokens of a call on a layer's temperature counts them; 0 for never."""
+    # Llama 4 scales the queries of some layers by their places in the call, in large steps that a
+    # walk does not reach.
     counts = getattr(module, "attn_temperature_tuning", False) and not getattr(
         module, "use_rope", False
     )

@@ -5,7 +5,6 @@ for its part of the gradients, so it calls the model with a token that sees noth
 sees, and that the model's outputs leave out.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,17 +18,6 @@ from dcp_runtime.execute.attention import LayerPlans
 
 _BY_TOKEN = {"input_ids": 1, "inputs_embeds": 1, "token_type_ids": 1, "position_ids": -1}
 """Arguments of a model with a value for each token, and the dim of the tokens."""
-
-
-@dataclass(frozen=True, slots=True)
-class StandInPlans(PaddedPlans):
-    """The plans of a batch of which this rank owns no tokens.
-
-    Attributes:
-        model: the outermost model, whose outputs leave the stand-in out.
-    """
-
-    model: Module
 
 
 def add_hooks(model: Module) -> None:
@@ -58,13 +46,13 @@ def _give_stand_in(model: Module, args: Any, kwargs: Any) -> Any:  # Any: a mode
             shape = [*value.shape]
             shape[dim] = 1
             named[name] = torch.cat([value, value.new_zeros(shape)], dim)
-    named["dcp"] = StandInPlans(plans.layers, plans.cycle, 0, model)
+    named["dcp"] = PaddedPlans(plans.layers, plans.cycle, 0, model)
     return args, named
 
 
 def _leave_out(model: Module, _: Any, kwargs: Any, outputs: Any) -> Any:
     plans = kwargs.get("dcp")
-    if not isinstance(plans, StandInPlans) or plans.model is not model:
+    if not isinstance(plans, PaddedPlans) or plans.model is not model:
         return None
     return _without_token(outputs)
 

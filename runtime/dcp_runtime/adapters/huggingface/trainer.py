@@ -274,10 +274,7 @@ class DCPTrainerMixin:
     def _outputs(
         self: Any, model: Any, base: Any, inputs: Inputs, data: LocalData, factor: float
     ) -> Any:
-        """Run the model on this rank's tokens; `aux_loss` becomes this rank's share of it.
-
-        In the first batch of a run, see that the model adds nothing else to the loss.
-        """
+        """Run the model on this rank's tokens; `aux_loss` becomes this rank's share of it."""
         plan, tokens = inputs["plan"], len(data.tokens)
         layers = LayerPlans.prepare(self.dcp_executor, plan)
         checks = self._dcp_checks_model and self.compute_loss_func is None and tokens > 0

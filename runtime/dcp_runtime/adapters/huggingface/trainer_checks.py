@@ -44,11 +44,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
 
 
 def check_training(trainer: Any, mixin: type) -> None:  # Any: the trainer behind the mixin
-    """Refuse what the mixin would silently train otherwise than the trainer.
-
-    Raises:
-        RunError: names the setting, and the way out.
-    """
+    """Refuse what the mixin would silently train otherwise than the trainer."""
     _check_trainer(trainer, mixin)
     loader, chosen = trainer.train_dataset, trainer.model.config._attn_implementation
     if not isinstance(loader, DCPDataloader) or chosen != NAME:
@@ -77,11 +73,7 @@ def check_training(trainer: Any, mixin: type) -> None:  # Any: the trainer behin
 
 
 def check_evaluation(trainer: Any, given: Any) -> None:  # Any: the trainer, what it evaluates
-    """Refuse data that the model's attention cannot evaluate: a data set, or a dict of them.
-
-    Raises:
-        RunError: names the data set, and the way out.
-    """
+    """Refuse data that the model's attention cannot evaluate: a data set, or a dict of them."""
     named = {"eval_dataset": given}
     if isinstance(given, dict):
         named = {f"eval_dataset[{name!r}]": data for name, data in given.items()}

@@ -26,17 +26,12 @@ def router_loss(
     """Return this rank's share of the router loss of a batch, and the loss of its own tokens alone.
 
     The loss is ``E * sum_e f_e P_e`` over E experts: f_e is how often a token chose expert e and
-    P_e its mean probability, in the mean over all tokens of the batch and all layers. All ranks
-    count f_e together; it has no gradient. P_e is a sum over tokens, of which a rank adds its own.
+    P_e its mean probability, in the mean over all tokens of the batch and all layers, whose logits
+    are ``[T_local, E]``. All ranks count f_e together; it has no gradient. P_e is a sum over
+    tokens, of which a rank adds its own; a rank without tokens may have a row that stands for one.
     Collective: one message of E + 1 integers.
 
     Source: transformers' ``load_balancing_loss_func``.
-
-    Args:
-        layers: logits of each layer's router, ``[T_local, E]``.
-        top_k: experts that a token chooses.
-        tokens: T_local. A rank without tokens may have a row that stands for one.
-        group: ranks that share the batch.
     """
     experts = layers[0].shape[-1]
     own = [layer.flatten(0, -2)[:tokens].softmax(-1) for layer in layers]
@@ -81,16 +76,7 @@ def without_token_loss(base: Any) -> Iterator[None]:  # Any: a model of transfor
 
 
 def check_added_terms(base: Any, found: Tensor | None, known: Tensor | float) -> None:
-    """Refuse a model that adds terms to the loss of its tokens that the trainer would leave out.
-
-    Args:
-        base: the model.
-        found: what the model added for the tokens of this rank.
-        known: what it is known to add, its router loss for example.
-
-    Raises:
-        RunError: if they differ.
-    """
+    """Refuse a model that adds more to the loss than is `known`, such as its router loss."""
     got, expected = float(0.0 if found is None else found), float(known)
     if not abs(got - expected) <= 1e-2 * abs(expected) + 1e-6:
         raise RunError(

@@ -77,10 +77,6 @@ class EpochBatches(IterableDataset[Any]):  # Any: what the loader gives, or noth
     """The batches of an epoch: as many empty ones as a checkpoint is behind, then the others.
 
     Leave it as a context: the loader counts batches of the epoch under way until that is closed.
-
-    Args:
-        passed: how many are empty.
-        loader: gives the others; ``None`` if there are none.
     """
 
     def __init__(self, passed: int, loader: DCPDataloader | None) -> None:

@@ -18,24 +18,19 @@ LONGEST, SAMPLES = 2**20, 1024
 
 
 class Visibility(NamedTuple):
-    """What a layer may see; 0 for no window, and for no chunks.
-
-    `is_known` is false if a mask is none of these.
-    """
+    """What a layer may see; 0 for no window, and for no chunks."""
 
     window: int = 0
     chunk: int = 0
     is_causal: bool = True
-    is_known: bool = True
+    is_known: bool = True  # the mask is one of these
 
 
 def visibility_of(predicate: Predicate | None, window: int | None, is_causal: bool) -> Visibility:
     """Return what a layer may see by its predicate, and by the window that its attention gets.
 
-    Args:
-        predicate: of the layer's mask; ``None`` if the model asked for no mask.
-        window: that the layer hands to its attention.
-        is_causal: that the layer says of itself, if there is no predicate.
+    Without a predicate, since the model asked for no mask, `is_causal` is what the layer says
+    itself.
 
     >>> visibility_of(lambda b, h, q, k: (k <= q) & (k > q - 5), None, True)
     Visibility(window=5, chunk=0, is_causal=True, is_known=True)

@@ -50,15 +50,10 @@ Run: TypeAlias = Callable[["ValuesOnly", Tensor, Tensor], object]
 
 @dataclass(slots=True)
 class ValuesOnly:
-    """An attention that gives every token its own value, for a model that is walked.
-
-    Attributes:
-        seen: what each attention module may see.
-        masks: the masks that the model got, with their predicates, by id.
-    """
+    """An attention that gives every token its own value, for a model that is walked."""
 
     seen: dict[Module, Visibility] = field(default_factory=dict)
-    masks: dict[int, tuple[Tensor, Predicate]] = field(default_factory=dict)
+    masks: dict[int, tuple[Tensor, Predicate]] = field(default_factory=dict)  # of the model, by id
 
     def mask(self, predicate: Predicate, q_length: int, kv_length: int) -> Tensor:
         """Return a mask that stands for its predicate."""
@@ -82,29 +77,15 @@ class ValuesOnly:
 
 
 class Found(NamedTuple):
-    """What a walk found.
+    """What a walk found."""
 
-    Attributes:
-        seen: what each attention module that ran may see.
-        longest: most tokens of a sequence; in longer ones a module reads the largest position.
-            0 for any number.
-        culprit: name and class of the module that mixes tokens; empty if none does.
-    """
-
-    seen: Mapping[Module, Visibility]
-    longest: int
-    culprit: str
+    seen: Mapping[Module, Visibility]  # what each attention module that ran may see
+    longest: int  # tokens; in longer sequences a module reads the largest position; 0: never
+    culprit: str  # name and class of the module that mixes tokens; empty if none does
 
 
 def walk(model: Module, run: Run, vocabulary: int, avoided: frozenset[int]) -> Found:
-    """Call a model some times on `TOKENS` tokens, without gradients, and compare.
-
-    Args:
-        model: with its weights.
-        run: calls the model.
-        vocabulary: number of token ids.
-        avoided: special token ids.
-    """
+    """Call a model some times on `TOKENS` tokens, none of them special, and compare."""
     device = next(model.parameters()).device
     current, trace = ValuesOnly(), _Trace(model)
     with ExitStack() as stack:
@@ -170,19 +151,12 @@ def _hooked(
             handle.remove()
 
 
-class _Call(NamedTuple):
-    """A call of a module: what the kept tokens have in its inputs and outputs."""
-
-    inputs: list[Tensor | None]
-    outputs: list[Tensor | None]
-
-
-class _Positional(NamedTuple):
-    """A call of a module without weights that takes the positions."""
-
-    module: Module
-    arguments: tuple[Any, ...]
-    named: dict[str, Any]
+_Kept: TypeAlias = list[Tensor | None]
+"""The kept tokens' part of every tensor; ``None`` for other values."""
+_Call: TypeAlias = tuple[_Kept, _Kept]
+"""Of a module: its inputs and outputs."""
+_Positional: TypeAlias = tuple[Module, tuple[Any, ...], dict[str, Any]]
+"""A call of a module without weights that takes the positions: its arguments, and named ones."""
 
 
 class _Trace:
@@ -209,10 +183,10 @@ class _Trace:
 
     def note(self, module: Module, args: Any, kwargs: Any, output: Any) -> None:
         """Note a call, behind a module."""
-        self._calls[module].append(_Call(self._kept((args, kwargs)), self._kept(output)))
+        self._calls[module].append((self._kept((args, kwargs)), self._kept(output)))
         has_weights = any(True for _ in module.parameters())
         if not has_weights and any(map(_is_position, tree_flatten((args, kwargs))[0])):
-            self.positional.append(_Positional(module, args, kwargs))
+            self.positional.append((module, args, kwargs))
 
     def check_inputs(self, module: Module, args: Any, kwargs: Any) -> None:
         """Compare what a module gets, before it runs."""
@@ -220,7 +194,7 @@ class _Trace:
         self._done[module] += 1
         first = calls[number] if number < len(calls) else None
         # All results up to here are those of the first call: the code around computed the rest.
-        if self._open and first is not None and _differ(first.inputs, self._kept((args, kwargs))):
+        if self._open and first is not None and _differ(first[0], self._kept((args, kwargs))):
             self._blame(self._open[-1][0])
         self._open.append((module, first))
 
@@ -229,10 +203,10 @@ class _Trace:
         _, first = self._open.pop()
         if self.culprit or first is None:
             return None
-        if _differ(first.outputs, self._kept(output)):
+        if _differ(first[1], self._kept(output)):
             self._blame(module)
             return None
-        results = iter(first.outputs)
+        results = iter(first[1])
         return tree_map(lambda value: self._restored(value, next(results)), output)
 
     def _blame(self, module: Module) -> None:
@@ -240,7 +214,7 @@ class _Trace:
         told = f"{name} ({type(module).__name__})" if name else type(module).__name__
         self.culprit = self.culprit or told
 
-    def _kept(self, values: Any) -> list[Tensor | None]:
+    def _kept(self, values: Any) -> _Kept:
         return _kept(values, self._places)
 
     def _restored(self, value: Any, first: Tensor | None) -> Any:
@@ -256,16 +230,15 @@ def _token_dim(value: Any) -> int | None:
     return next((dim for dim, size in enumerate(value.shape) if size == TOKENS), None)
 
 
-def _kept(values: Any, places: Tensor) -> list[Tensor | None]:
-    """Return the kept tokens' part of every tensor; ``None`` for other values."""
-    found: list[Tensor | None] = []
+def _kept(values: Any, places: Tensor) -> _Kept:
+    found: _Kept = []
     for value in tree_flatten(values)[0]:
         dim = _token_dim(value)
         found.append(None if dim is None else value.index_select(dim, places.to(value.device)))
     return found
 
 
-def _differ(first: list[Tensor | None], second: list[Tensor | None]) -> bool:
+def _differ(first: _Kept, second: _Kept) -> bool:
     """Return whether two tensors differ by more than rounding."""
     return any(
         a is not None and b is not None and a.shape == b.shape and _is_off(a, b)
@@ -286,10 +259,7 @@ def _is_position(value: Any) -> bool:
 
 
 def _longest(found: _Positional) -> int:
-    """Return from how many tokens on other tokens' positions change a module's result; 0: never.
-
-    On copies, since some of these modules remember the largest position.
-    """
+    """Return from how many tokens on other tokens' positions change a module's result; 0: never."""
     most = max(KEPT)
     near = _with_others(found, most)
     if not _is_other(near, _with_others(found, FAR)):
@@ -304,11 +274,11 @@ def _longest(found: _Positional) -> int:
     return low + 1
 
 
-def _is_other(a: list[Tensor | None] | None, b: list[Tensor | None] | None) -> bool:
+def _is_other(a: _Kept | None, b: _Kept | None) -> bool:
     return a is not None and b is not None and _differ(a, b)
 
 
-def _with_others(found: _Positional, position: int) -> list[Tensor | None] | None:
+def _with_others(found: _Positional, position: int) -> _Kept | None:
     """Call a copy of a module with the other tokens at a position; ``None`` if it refuses."""
 
     def moved(value: Any) -> Any:
@@ -320,10 +290,11 @@ def _with_others(found: _Positional, position: int) -> list[Tensor | None] | Non
         kept = torch.isin(torch.arange(TOKENS, device="cpu"), torch.tensor(KEPT, device="cpu"))
         return torch.where(kept, value, position)
 
-    module = deepcopy(found.module).cpu()
+    module, arguments, named = found
+    module = deepcopy(module).cpu()
     try:
         with torch.no_grad():
-            output = module(*tree_map(moved, found.arguments), **tree_map(moved, found.named))
+            output = module(*tree_map(moved, arguments), **tree_map(moved, named))
     except (IndexError, RuntimeError, ValueError):
         return None
     return _kept(output, torch.tensor(KEPT, device="cpu"))

@@ -96,20 +96,11 @@ class DCPCoreAttention(torch.nn.Module):
         self.is_in_walked_model = False  # `use_plans` sets it
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         window = getattr(config, "window_size", None)
+        kind = others.get("attention_type", "self")
         for name, found, plain, way_out in (
-            (
-                "attention_dropout",
-                dropout,
-                0,
-                "dropout of weights is not computed; use hidden_dropout",
-            ),
+            ("attention_dropout", dropout, 0, "no plan drops weights; use hidden_dropout"),
             ("window_size", window, None, "put the window in the mask of this layer's plan"),
-            (
-                "attention_type",
-                others.get("attention_type", "self"),
-                "self",
-                "queries see their own batch",
-            ),
+            ("attention_type", kind, "self", "queries see their own batch"),
         ):
             if found != plain:
                 raise RunError(
@@ -180,13 +171,7 @@ class PlannedRotary(torch.nn.Module):
     """Rotary frequencies of this rank's tokens, in the place of Megatron's ``RotaryEmbedding``.
 
     `use_plans` puts it there. A token gets the row of its own position in Megatron's table, with
-    the scale that YaRN adds.
-
-    Args:
-        rotary: Megatron's module.
-        config: of the model.
-        is_latent: whether it belongs to latent attention (MLA), whose tensors have no dim of
-            sequences.
+    the scale that YaRN adds. The tensors of latent attention (MLA) have no dim of sequences.
     """
 
     def __init__(self, rotary: Any, config: Any, *, is_latent: bool = False) -> None:

@@ -4,9 +4,7 @@ Source: ``TransformerConfig`` and ``ModelParallelConfig`` of megatron-core 0.16.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeAlias
-
-Get: TypeAlias = Callable[[str], Any]  # Any: an option's value; None where this version has none
+from typing import Any
 
 
 def refused_options(config: Any) -> Iterator[str]:  # Any: Megatron's

@@ -56,10 +56,7 @@ class PlannedCPScheduler:
         if not sample_id_seqlens:
             return [], []
         ids, lengths = np.array(sample_id_seqlens, np.int64).reshape(-1, 2).T
-        documents = Documents.causal(lengths)
-        if self.pairs is not None:
-            documents = Documents(lengths, self.pairs(lengths))
-        plan = self._plan(documents)
+        plan = self._plan(_documents(lengths, self.pairs))
         # The rows of samples by group and rank; a sample on several ranks is listed on each.
         found: list[list[list[int]]] = [
             [[] for _ in range(self.devices)] for _ in range(plan.assignment.mesh.micro_batches)
@@ -95,6 +92,10 @@ class PlannedCPScheduler:
         raise AssertionError("a group for each sample, on all ranks, holds it")  # else plan_step
 
 
+def _documents(lengths: Ints, pairs: Callable[[Ints], Floats] | None) -> Documents:
+    return Documents.causal(lengths) if pairs is None else Documents(lengths, pairs(lengths))
+
+
 def planned_packing(
     scheduler: type, setting: StepSetting, pairs: Callable[[Ints], Floats] | None = None
 ) -> type:
@@ -124,9 +125,7 @@ def planned_packing(
                 f"Cluster(1, {replicas * context})"
             )
         ids, lengths = np.array(sample_id_seqlens, np.int64).reshape(-1, 2).T
-        documents = Documents.causal(lengths)
-        if pairs is not None:
-            documents = Documents(lengths, pairs(lengths))
+        documents = _documents(lengths, pairs)
         step = self.microbatch_group_size_per_vp_stage or 1  # interleaved stages take so many
         room = self.max_seqlen_per_dp_cp_rank * context
         fewest = -(-int(lengths.sum()) // (room * replicas * step)) * step
