@@ -126,17 +126,6 @@ def test_files_with_masks_of_their_own_share_batches_and_run_exactly(tmp_path, l
     assert len(make_loader(read_dataset(tmp_path / "rl"), rl_alone, rank=0, **OPTIONS)) == 1
 
 
-@pytest.mark.parametrize(
-    ("mark", "positions"), [("branch", [0, 1, 0, 1, 2]), ("", [0, 1, 2, 3, 4])]
-)
-def test_positions_start_anew_only_in_a_layout_with_branches(mark, positions):
-    spec = Spec.from_text(f'segment doc = {mark} [lens]* mask m = causal per doc for "*" use m')
-    rows = [{"tokens": [7] * 5, "lens": [2, 3]}]
-    alone = {**OPTIONS, "cluster": Cluster(1, 1), "hidden_targets": "leave_out"}
-    ((data, _),) = make_loader(rows, spec, rank=0, **alone)
-    assert data.position_ids.tolist() == positions
-
-
 def test_a_list_without_rows_is_refused_as_such():
     spec = Spec.from_text('for "*" use document')
     with pytest.raises(DatasetError, match="the data set has no rows"):

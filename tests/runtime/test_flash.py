@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dcp_dsl.interchange import slices
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import Cluster
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.prepared_plan import Engine
 from dcp_runtime.kernels import choice, flash, flash_calls, triton_kernel
@@ -176,12 +176,11 @@ def test_sums_that_calls_begin_and_end_are_exact_on_plans_of_any_shape(lab, name
 @pytest.mark.parametrize("name", KERNELS)
 def test_sums_between_the_calls_of_an_only_table_are_exact(lab, name, monkeypatch):
     monkeypatch.setattr(choice, "CpuKernel", KERNELS[name])
-    cluster, config = Cluster(devices_per_node=1), PlanConfig("static:zigzag")
     qkv = lab.random_qkv(1, 64, 4, 2, 16, torch.float32)
     for blind in (slice(0), slice(20, 24)):  # rows in no call
         mask = lab.masks["streaming"](64, 8, 12)
         mask[blind] = False
-        plan = build_plan(lab.sparsity_of([mask], 64), ModelShape(4, 2, 16), cluster, config)
+        plan = lab.plan_of([mask], block=64, heads=(4, 2, 16), dtype_bytes=2)
         got, _ = lab.run_in_threads(plan, *qkv)
         lab.assert_as_exact_as_eager(got, *qkv, mask)
 
@@ -205,9 +204,7 @@ def test_the_only_call_of_a_table_writes_results_and_two_need_sums_between_them(
         (np.tri(256, dtype=bool), [(True, True)]),
         (lab.masks["streaming"](256, 8, 32), [(True, False), (True, True), (False, True)]),
     ):
-        config, shape = PlanConfig("static:zigzag"), ModelShape(4, 2, 16)
-        cluster = Cluster(devices_per_node=1)
-        plan = build_plan(lab.sparsity_of([mask], 256), shape, cluster, config)
+        plan = lab.plan_of([mask], block=256, heads=(4, 2, 16), dtype_bytes=2)
         (table,) = prepare_device(plan, 0, 128).forward.tables
         found = flash_calls.flash_calls(table)
         assert [(call.opens, call.closes) for call in found.calls] == turns
@@ -313,9 +310,8 @@ def test_flash4_is_imported_when_it_is_made_and_not_before(request):
 
 def part_of(lab):
     """A triangle of 1,024 tokens on one device."""
-    cluster = Cluster(devices_per_node=1, kernel_launch_s=0.0)
-    sparsity = lab.sparsity_of([np.tri(1024, dtype=bool)], 256)
-    plan = build_plan(sparsity, ModelShape(32, 8, 128), cluster, PlanConfig("static:zigzag"))
+    mask, cluster = np.tri(1024, dtype=bool), Cluster(devices_per_node=1, kernel_launch_s=0.0)
+    plan = lab.plan_of([mask], block=256, heads=(32, 8, 128), dtype_bytes=2, cluster=cluster)
     return prepare_device(plan, 0, 128)
 
 
@@ -338,10 +334,7 @@ def test_the_kernel_that_is_predicted_to_be_faster_is_chosen_and_says_why(lab):
 def test_a_window_is_one_call_whose_tiles_are_those_that_rows_see(lab):
     q, k = np.ogrid[:1024, :1024]
     mask = (k <= q) & (q - k < 256)
-    plan = build_plan(
-        lab.sparsity_of([mask], 256), ModelShape(8, 2, 128), Cluster(devices_per_node=1),
-        PlanConfig("static:zigzag"),
-    )  # fmt: skip
+    plan = lab.plan_of([mask], block=256, heads=(8, 2, 128), dtype_bytes=2)
     (table,) = prepare_device(plan, 0, 128).forward.tables
     (call,) = flash_calls.flash_calls(table).calls
     assert (call.causal, call.window) == (True, 255)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError
 from dcp_runtime.execute.open_batches import LONGEST_LINE
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
@@ -16,9 +15,7 @@ HEADS, DIM = (2, 1), 8
 
 
 def plan_of(lab, tokens, ranks=1):
-    sparsity = lab.sparsity_of([lab.masks["causal"](tokens)], 8)
-    shape, config = ModelShape(*HEADS, DIM, 4), PlanConfig("static:zigzag")
-    return build_plan(sparsity, shape, Cluster(1, ranks), config)
+    return lab.plan_of([("causal", tokens)], ranks, block=8, heads=(*HEADS, DIM))
 
 
 def leaves(tokens):

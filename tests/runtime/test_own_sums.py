@@ -7,7 +7,7 @@ import pytest
 import test_random_placements as placements
 import torch
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
+from dcp_planner import TransferKind
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels import choice
@@ -90,17 +90,13 @@ def test_a_kernel_that_leaves_rows_out_is_found_out(lab, monkeypatch):
             super().forward(q, kv, table, scale, replace(state, result=state.result.clone()))
 
     monkeypatch.setattr(choice, "CpuKernel", Forgetful)
-    mask = lab.masks["causal"](32)
-    cluster, config = Cluster(devices_per_node=1), PlanConfig("static:zigzag")
-    plan = build_plan(lab.sparsity_of([mask], 16), ModelShape(2, 1, 8, 4), cluster, config)
+    plan = lab.plan_of([("causal", 32)], heads=(2, 1, 8))
     with pytest.raises(RunError, match="out has 512 values that are not finite after forward"):
         lab.run_in_threads(plan, *lab.random_qkv(1, 32, 2, 1, 8, torch.float32))
 
 
 def part_of(lab, mask, devices, **choices):
-    config = PlanConfig("static:zigzag", **choices)
-    cluster = Cluster(devices_per_node=devices)
-    plan = build_plan(lab.sparsity_of([mask], 16), ModelShape(4, 2, 16, 2), cluster, config)
+    plan = lab.plan_of([mask], devices, heads=(4, 2, 16), dtype_bytes=2, **choices)
     return prepare_device(plan, 0, 16)
 
 

@@ -1,6 +1,6 @@
 """Plans made ahead and handed out, in one process: stand-ins for the pool, the group and workers.
 
-`test_planner_pool` and `test_shared_plans` do the same with processes.
+`test_planner_pool` does the same with processes.
 """
 
 import json

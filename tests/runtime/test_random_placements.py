@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hard_numbers import CASES, assert_as_exact_as_eager, make_hard
+from test_precision import CASES, assert_as_exact_as_eager, make_hard
 
 from dcp_planner import BufferLimitError, Cluster, ModelShape, PlanConfig, build_plan, validate
 from dcp_planner.model.problem import build_workload

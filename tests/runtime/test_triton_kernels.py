@@ -7,10 +7,10 @@ import importlib.util
 import threading
 from dataclasses import replace
 
-import hard_numbers
 import numpy as np
 import pytest
 import test_kernels as kernel_tests
+import test_precision
 import test_random_placements as placements
 import test_triton as tables
 import torch
@@ -18,7 +18,7 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime import interpreter
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
+from dcp_planner import Cluster, ModelShape, TransferKind
 from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import (
@@ -222,11 +222,9 @@ def test_whole_plans_run_on_the_kernels(lab):
 
 @pytest.mark.usefixtures("one_at_a_time")
 def test_sums_that_kernels_begin_and_end_have_the_same_bits(lab, monkeypatch):
-    masks = [lab.masks["scattered"](24), lab.masks["blind_rows"](25)]
-    plan = build_plan(
-        lab.sparsity_of(masks, 16), ModelShape(4, 2, 32, 2), Cluster(devices_per_node=2),
-        PlanConfig("static:zigzag", divisions=2),
-    )  # fmt: skip
+    plan = lab.plan_of(
+        [("scattered", 24), ("blind_rows", 25)], 2, heads=(4, 2, 32), dtype_bytes=2, divisions=2
+    )
     qkv = lab.random_qkv(9, 49, 4, 2, 32, torch.float16)
     got, _ = lab.run_in_threads(plan, *qkv, "triton")
     monkeypatch.setattr(TritonKernel, "finishes", frozenset())
@@ -238,21 +236,21 @@ def test_sums_that_kernels_begin_and_end_have_the_same_bits(lab, monkeypatch):
 def test_keys_of_any_weight_are_as_exact_as_in_eager(lab):
     sparsity = lab.sparsity_of([lab.masks["blind_rows"](40)], 14)
     q, kv, dout = lab.random_qkv(3, 40, 4, 2, 32, torch.float64)
-    case = hard_numbers.a_key_that_takes_almost_all
-    q, k, v, sinks = hard_numbers.make_hard(case, (q, kv[:, 0], kv[:, 1]), torch.float32)
+    case = test_precision.a_key_that_takes_almost_all
+    q, k, v, sinks = test_precision.make_hard(case, (q, kv[:, 0], kv[:, 1]), torch.float32)
     got = kernel_tests.run_kernel(
         TritonKernel(), sparsity, (q, torch.stack([k, v], 1), dout.float()), 2, 3, 32
     )
     got = {"out": got["out"], "dq": got["dq"], "dk": got["dkv"][:, 0], "dv": got["dkv"][:, 1]}
     tensors, mask = (q, k, v, torch.full_like(sinks, -torch.inf)), kernel_tests.dense_of(sparsity)
-    hard_numbers.assert_as_exact_as_eager(got, tensors, dout.float(), mask)
+    test_precision.assert_as_exact_as_eager(got, tensors, dout.float(), mask)
 
 
 def test_parts_of_any_weight_keep_their_digits():
     def merge(out, lse, part, part_lse):
         triton_kernel.merge_rows(AttentionState(out, lse), 0, part, part_lse)
 
-    hard_numbers.assert_merged_as_one(merge, 0)
+    test_precision.assert_merged_as_one(merge, 0)
 
 
 def test_a_wide_cap_leaves_small_scores_their_digits(lab):

@@ -158,9 +158,7 @@ def test_inputs_of_a_block_do_not_depend_on_its_neighbours(ran):
 def test_narrow_heads_whose_eager_error_is_luck_are_verified_and_small_faults_are_not(
     lab, head_dim, seed, mask
 ):
-    sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (40, 1, 23)], 16)
-    shape, config = ModelShape(1, 1, head_dim, 4), PlanConfig(partitioner="static:zigzag")
-    plan = build_plan(sparsity, shape, Cluster(devices_per_node=3), config)
+    plan = lab.plan_of([(mask, n) for n in (40, 1, 23)], 3, heads=(1, 1, head_dim))
     q, kv, dout = lab.random_qkv(seed, 64, 1, 1, head_dim, torch.float32)
     got, _ = lab.run_in_threads(plan, q, kv, dout)
     inputs = Inputs(q, kv, dout)
