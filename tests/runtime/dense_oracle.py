@@ -1,4 +1,4 @@
-"""Dense attention by autograd, masks as matrices, and runs of layers to compare with them."""
+"""Dense attention by autograd, masks as matrices, plans of them, and runs of layers to compare."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,14 @@ import numpy as np
 import torch
 from dense_blocks import sparsity_of
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, build_plan
+from dcp_planner.causes.alternatives import workload_of
+from dcp_planner.model.problem import Placement
+from dcp_planner.schedule.divisions import Manner, Schedule
+from dcp_planner.schedule.emission import assemble
+from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.transport.loopback import LoopbackWorld
+from dcp_runtime.transport.recorder import Recorder
 
 
 def attend(
@@ -134,3 +141,46 @@ def whole_of(parts, tokens: int) -> dict[str, torch.Tensor]:
             empty = value.new_full((tokens, *value.shape[1:]), torch.nan)
             whole.setdefault(name, empty)[rows] = value
     return whole
+
+
+def dense_of(plan) -> np.ndarray:
+    """Return the mask of a whole plan, row by row of its slabs."""
+    dense = np.zeros((plan.num_tokens, plan.num_tokens), bool)
+    for q0, q1, k0, k1, a, b in plan.slabs.table().tolist():
+        for q in range(q0, q1):
+            dense[q, k0 + a * (q - q0) : k1 + b * (q - q0)] = True
+    return dense
+
+
+def run_in_threads(
+    plan, q, kv, dout, kernel=None, layers=1
+) -> tuple[dict[str, torch.Tensor], list[Recorder]]:
+    """Run all ranks of a plan in this process: all layers forward, then all backward.
+
+    Receive buffers are poisoned, and whatever is not finite ends the run.
+    """
+
+    def run_rank(transport):
+        executor = DCPExecutor(kernel=kernel, transport=transport, check_finite=True)
+        return *run_layers(executor, plan, (q, kv, dout), layers), executor.prepared.recorder
+
+    parts = LoopbackWorld(plan.num_devices, timeout_s=60).run(run_rank)
+    whole = whole_of([part[:2] for part in parts], len(q))
+    return whole, [recorder for *_, recorder in parts]
+
+
+def check_plan(plan, dense, seed, dtype=torch.float32, **options) -> dict[str, torch.Tensor]:
+    """Run drawn tensors on all ranks of a plan and compare them with eager attention."""
+    shape = plan.shape
+    qkv = random_qkv(seed, len(dense), shape.q_heads, shape.kv_heads, shape.head_dim, dtype)
+    got, _ = run_in_threads(plan, *qkv, **options)
+    assert_as_exact_as_eager(got, *qkv, dense)
+    return got
+
+
+def striped(plan: Plan, *, is_frugal: bool = False) -> Plan:
+    """Let the blocks of a plan cross between nodes through the ports of all devices."""
+    tiles, manner = plan.tiles, Manner("node", is_frugal, is_striped=True)
+    schedule = Schedule(tiles.division, tiles.backward_division, (manner, manner))
+    placement = Placement(plan.blocks.owner, tiles.device)
+    return assemble(workload_of(plan), plan.cluster, placement, schedule, "striped")

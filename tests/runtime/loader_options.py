@@ -62,19 +62,24 @@ stack helped = shared, plain
 stack apart = dilated, far
 """)
 ONE = Cluster(1, 1)
-OPTIONS = {
+SMALL = {
     "token_budget": 64,
     "block_size": 8,
-    "cluster": Cluster(devices_per_node=3),
     "shape": ModelShape(2, 1, 8, 4),
     "config": PlanConfig(partitioner="static:zigzag"),
-    "rank": 0,
 }
+"""Options of small loaders, for the ranks that there are."""
+OPTIONS = {**SMALL, "cluster": Cluster(devices_per_node=3), "rank": 0}
 QUESTION = {
     "tokens": [1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 24, 25],
     "question_len": 4,
     "answer_lens": [3, 5],
 }
+
+
+def rows_of(lengths):
+    """Tokens that say which row and position they are."""
+    return [{"tokens": [1000 * row + i for i in range(n)]} for row, n in enumerate(lengths)]
 
 
 def loader_of(rows, mask="shared", **options):

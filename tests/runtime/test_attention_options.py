@@ -71,7 +71,7 @@ def found(plan, tensors, dout, kernel, packed=False, **options):
 
 
 def make(lab, name="blind_rows", ranks=4, dim=8, heads=(4, 2), groups=1):
-    mask = lab.masks[name](70)
+    mask = lab.MASKS[name](70)
     return lab.plan_of([mask], ranks, heads=(*heads, dim), head_groups=groups), mask
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader_options import Stream, make_loader
+from loader_options import OPTIONS, Stream, make_loader, rows_of
 
 from dcp_dsl import Slabs, Spec, read_dataset
-from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import RunError
 from dcp_runtime.data.make_plans import plan_request, truncate_slabs
 
@@ -22,23 +21,11 @@ SPEC = Spec.from_text(
     "mask ahead_too = q - k < 3 and k - q < 5\n"
 )
 RANKS = 3
-OPTIONS = {
-    "token_budget": 40,
-    "block_size": 8,
-    "cluster": Cluster(devices_per_node=RANKS),
-    "shape": ModelShape(2, 1, 8, 4),
-    "config": PlanConfig(partitioner="static:zigzag"),
-    "rank": 0,
-}
-
-
-def rows_of(lengths):
-    return [{"tokens": [1000 * row + i for i in range(n)]} for row, n in enumerate(lengths)]
 
 
 def loader_of(dataset, **options):
     mask = options.pop("mask", SPEC.mask("band"))
-    return make_loader(dataset, mask, **{**OPTIONS, **options})
+    return make_loader(dataset, mask, **{**OPTIONS, "token_budget": 40, **options})
 
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=15)

@@ -131,8 +131,13 @@ def plans(lab):
     return plan_for
 
 
-@pytest.mark.parametrize("order", ["grouped", "fifo"])
-@pytest.mark.parametrize("layout", ["static:ring", "static:grid", "static:heads_context", "native"])
+@pytest.mark.parametrize(
+    ("layout", "order"),
+    [
+        ("static:ring", "grouped"), ("static:grid", "fifo"), ("static:heads_context", "grouped"),
+        ("native", "fifo"),
+    ],
+)  # fmt: skip
 def test_every_rank_does_what_the_simulator_plays(plans, layout, order):
     """The event loop and the interpreter on its fabric share the rule of ports, nothing else."""
     plan = plans(layout, order, port_sharing="fair")
@@ -155,11 +160,6 @@ def test_the_same_run_gives_the_same_times(plans):
     assert np.array_equal(first.end_ns, again.end_ns)
 
 
-def test_a_plan_whose_messages_meet_nowhere_takes_what_is_predicted(plans):
-    plan = plans("static:zigzag", "grouped", (1, 2), host_message_s=0.0)
-    assert emulate_once(plan).seconds() == pytest.approx(simulate(plan).seconds(), rel=1e-3)
-
-
 def test_hosts_that_need_longer_hold_the_devices_up(plans):
     plan = plans("static:ring", "grouped", pass_s=0.01)
     trace, expected = emulate_once(plan), simulate(plan)
@@ -172,11 +172,6 @@ def test_nothing_is_added_where_the_host_is_fast(plans):
     trace = emulate_once(plans("static:ring", "grouped"))
     same = held_by_hosts(trace, {"forward": 0, "backward": 0}, 8)
     assert np.array_equal(same.start_ns, trace.start_ns)
-
-
-def test_without_overlap_it_takes_longer(plans):
-    plan = plans("static:ring", "grouped", intra_bytes_per_s=2e10)
-    assert emulate_once(plan, overlap=False).seconds() > 1.02 * emulate_once(plan).seconds()
 
 
 def test_dilated_time_gives_the_times_of_virtual_time(plans):

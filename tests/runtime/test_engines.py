@@ -201,6 +201,7 @@ def packed_by_megatron(executor, mesh):
 
 
 def main():
+    """Be one rank that trains through hooks of all three: ``test_engines.py OUT``."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     flex._validate_device = lambda *_: None  # it has a backward on the CPU, but refuses it

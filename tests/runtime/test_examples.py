@@ -241,7 +241,7 @@ def test_a_tiny_model_trains_on_eight_emulated_ranks(tmp_path, capsys):
 def test_gradients_are_those_of_all_tokens_together(lab):
     """Attention gives every token its own value back, so one rank can check eight."""
     texts = [bytes(range(40)), bytes(range(30, 60))]
-    sparsity = lab.sparsity_of([lab.masks["causal"](len(text)) for text in texts], 8)
+    sparsity = lab.sparsity_of([lab.MASKS["causal"](len(text)) for text in texts], 8)
     cluster = preset("a100-p4de", 1, 4)
     plan = build_plan(sparsity, ModelShape(), cluster, PlanConfig("static:zigzag"))
     model = emulated_training.TinyModel()

@@ -74,7 +74,7 @@ def leaving(plan):
 
 @pytest.mark.parametrize("is_frugal", [False, True])
 def test_plans_are_exact_and_no_two_messages_of_a_group_share_a_tag(lab, on_ranks, is_frugal):
-    masks = [lab.masks["causal"](170)]
+    masks = [lab.MASKS["causal"](170)]
     plan = lab.plan_of(masks, cluster=Cluster(2, 2), divisions=2)
     plan = lab.striped(plan, is_frugal=is_frugal)
     assert plan.transfers.hop.max() == 1

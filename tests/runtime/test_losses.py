@@ -52,6 +52,7 @@ def gradients(loader, executor, loss_of, kept=(True, True, True)):
 
 
 def main():
+    """Be one rank: ``test_losses.py OUT`` saves losses and summed gradients."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     page, rank = shown(), dist.get_rank()

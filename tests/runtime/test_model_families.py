@@ -65,6 +65,10 @@ def train(family, model, executor, ranks):
 
 
 def main():
+    """Be one of two ranks: ``test_model_families.py OUT`` saves gradients, summed over ranks.
+
+    The second global batch has fewer tokens than a block, so that a rank has none.
+    """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")

@@ -17,7 +17,7 @@ RANKS = 3
 
 
 def make(lab, mask, lengths, seed, dtype=torch.float32):
-    masks = [lab.masks[mask](n) for n in lengths]
+    masks = [lab.MASKS[mask](n) for n in lengths]
     plan = lab.plan_of(masks, RANKS)
     dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
     return plan, lab.random_qkv(seed, sum(lengths), 4, 2, 8, dtype), dense
@@ -120,7 +120,7 @@ def test_a_compiled_model_is_one_graph_for_all_batches_and_gives_the_same(lab):
     # One rank: the compiler's own state is per process, not per thread.
     cases = []
     for seed, name in enumerate(["causal", "scattered"] * 5):
-        mask = lab.masks[name](50)
+        mask = lab.MASKS[name](50)
         cases.append((lab.plan_of([mask]), lab.random_qkv(seed, 50, 4, 2, 8, torch.float32), mask))
     torch._dynamo.reset()
     graphs = []

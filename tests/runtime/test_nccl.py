@@ -212,13 +212,13 @@ def on_ranks(monkeypatch):
     ids=["a pair", "a node", "once per node", "no overlap", "head groups"],
 )
 def test_plans_run_on_communicators_that_keep_the_order(lab, on_ranks, cluster, choices, wrap):
-    masks = [lab.masks["full"](130), lab.masks["blind_rows"](40)]
+    masks = [lab.MASKS["full"](130), lab.MASKS["blind_rows"](40)]
     check(lab, on_ranks, lab.plan_of(masks, cluster=cluster, **choices), masks, wrap)
 
 
 @pytest.mark.parametrize("is_frugal", [False, True])
 def test_two_hops_behind_the_first_in_one_division_do_not_stand_still(lab, on_ranks, is_frugal):
-    masks = [lab.masks["causal"](170)]
+    masks = [lab.MASKS["causal"](170)]
     plan = lab.striped(lab.plan_of(masks, cluster=Cluster(2, 4), divisions=2), is_frugal=is_frugal)
     table = plan.transfers
     for is_result in (False, True):

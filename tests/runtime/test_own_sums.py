@@ -101,7 +101,7 @@ def part_of(lab, mask, devices, **choices):
 
 
 def test_sums_of_a_single_table_take_no_memory(lab):
-    part = part_of(lab, lab.masks["causal"](49), 1)  # the last block is one row
+    part = part_of(lab, lab.MASKS["causal"](49), 1)  # the last block is one row
     q, kv, _ = lab.random_qkv(1, 49, 4, 2, 16, torch.bfloat16)
     forward = ForwardPass(part, q, kv, None, SUMS)
     rows = QueryRows(q, q, *torch.zeros(2, 49, 4))
@@ -116,7 +116,7 @@ def test_sums_of_a_single_table_take_no_memory(lab):
 def test_rows_of_a_causal_plan_begin_at_home_and_gradients_of_keys_end_with_partial_sums(
     lab, divisions
 ):
-    part = part_of(lab, lab.masks["causal"](96), 2, divisions=divisions)
+    part = part_of(lab, lab.MASKS["causal"](96), 2, divisions=divisions)
     for direction, kind in ((part.forward, TransferKind.OUT), (part.backward, TransferKind.DQ)):
         first, *others = direction.tables
         assert first.opens.all()
@@ -131,7 +131,7 @@ def test_rows_of_a_causal_plan_begin_at_home_and_gradients_of_keys_end_with_part
 
 
 def test_rows_and_keys_in_no_table_are_blank(lab):
-    mask = lab.masks["causal"](64)
+    mask = lab.MASKS["causal"](64)
     mask[16:32], mask[:, 48:] = False, False
     part = part_of(lab, mask, 1)
     assert part.forward.sums[TransferKind.OUT].blank == (slice(16, 32),)

@@ -122,28 +122,10 @@ def not_asked(executor):
 
 
 OPTIONS = {
-    "forgotten_from_the_third_batch_on": {"compare_parameters_every": 2},
-    "only_the_bias_is_not_summed": {"compare_parameters_every": 1},
-    "not_asked": {"compare_parameters_every": None},
+    forgotten_from_the_third_batch_on: {"compare_parameters_every": 2},
+    only_the_bias_is_not_summed: {"compare_parameters_every": 1},
+    not_asked: {"compare_parameters_every": None},
 }
-WAYS = (
-    nobody_sums, nobody_sums_under_adam, the_call_of_the_message,
-    forgotten_from_the_third_batch_on, only_the_bias_is_not_summed, ddp, fsdp,
-    another_seed_on_each_rank, a_compiled_step, not_asked,
-)  # fmt: skip
-
-
-def main():
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    for way in WAYS:
-        executor = DCPExecutor(timeout_s=60, **OPTIONS.get(way.__name__, {}))
-        print(json.dumps([way.__name__, *way(executor)]), flush=True)
-        del executor
-        dist.barrier()
-    dist.destroy_process_group()
-
-
 DRIFTED = (
     r"RunError: parameter {} of rank 1 is not that of rank 0 in prepare, after {} optimizer steps; "
     r"they were equal at the last look, .*dcp_runtime\.sum_gradients\(model\) between loss\."
@@ -154,16 +136,16 @@ SEEDS = (
     "the same seed or broadcast the model.*will not be compared"
 )
 EXPECTED = {  # batches until the error, and its text; 4: all
-    "nobody_sums": (1, DRIFTED.format(r"embedding\.weight", 1)),
-    "nobody_sums_under_adam": (1, DRIFTED.format(r"embedding\.weight", 1)),
-    "the_call_of_the_message": (4, None),
-    "forgotten_from_the_third_batch_on": (3, DRIFTED.format("bias", 3)),
-    "only_the_bias_is_not_summed": (4, None),
-    "ddp": (4, None),
-    "fsdp": (4, None),
-    "another_seed_on_each_rank": (4, SEEDS),
-    "a_compiled_step": (1, DRIFTED.format(r"embedding\.weight", 1)),
-    "not_asked": (4, None),
+    nobody_sums: (1, DRIFTED.format(r"embedding\.weight", 1)),
+    nobody_sums_under_adam: (1, DRIFTED.format(r"embedding\.weight", 1)),
+    the_call_of_the_message: (4, None),
+    forgotten_from_the_third_batch_on: (3, DRIFTED.format("bias", 3)),
+    only_the_bias_is_not_summed: (4, None),
+    ddp: (4, None),
+    fsdp: (4, None),
+    another_seed_on_each_rank: (4, SEEDS),
+    a_compiled_step: (1, DRIFTED.format(r"embedding\.weight", 1)),
+    not_asked: (4, None),
 }
 
 
@@ -174,15 +156,13 @@ def told(tmp_path_factory, start_ranks):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("way", EXPECTED)
+@pytest.mark.parametrize("way", EXPECTED, ids=lambda way: way.__name__)
 def test_both_ranks_are_told_of_parameters_that_drifted_apart(told, way):
     batches, says = EXPECTED[way]
     for rank in told:
-        assert rank[way][0] == batches, rank[way]
-        if says is None:
-            assert rank[way][1] == []
-        else:
-            assert re.search(says, str(rank[way][1]))
+        trained, said = rank[way.__name__]
+        assert trained == batches, said
+        assert said == [] if says is None else re.search(says, str(said))
 
 
 @pytest.mark.parametrize("every", [0, -1, 1.5])
@@ -191,6 +171,17 @@ def test_the_steps_between_two_looks_are_at_least_one(every):
         DCPExecutor(
             transport=LoopbackTransport(LoopbackWorld(1), 0), compare_parameters_every=every
         )
+
+
+def main():
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for way in EXPECTED:
+        executor = DCPExecutor(timeout_s=60, **OPTIONS.get(way, {}))
+        print(json.dumps([way.__name__, *way(executor)]), flush=True)
+        del executor
+        dist.barrier()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

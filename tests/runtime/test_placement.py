@@ -173,6 +173,7 @@ def trained_by_verl(executor, mesh):
 
 
 def main():
+    """Be one rank that trains through hooks of Automodel and verl: ``test_placement.py OUT``."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     register_dcp()

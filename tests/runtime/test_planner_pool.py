@@ -13,10 +13,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from loader_options import make_loader
+from loader_options import SMALL, make_loader
 
 from dcp_dsl import DatasetError, DCPError, Spec
-from dcp_planner import Cluster, ModelShape, PlanConfig, PlanFileError, digest
+from dcp_planner import Cluster, PlanConfig, PlanFileError, digest
 from dcp_planner.workers.process import WorkerProcess
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.data.make_plans import plan_request
@@ -27,14 +27,7 @@ pytestmark = [pytest.mark.dist, pytest.mark.timing]
 
 SPEC = Spec.from_text('mask band(w: tokens = 20) = causal and q - k < w\nfor "*" use band(w = 30)')
 ROWS = [{"tokens": list(range(n))} for n in (60, 50, 40, 30, 64)]
-OPTIONS = {
-    "token_budget": 64,
-    "block_size": 8,
-    "cluster": Cluster(devices_per_node=2),
-    "shape": ModelShape(2, 1, 8, 4),
-    "config": PlanConfig(partitioner="static:zigzag"),
-    "rank": 0,
-}
+OPTIONS = {**SMALL, "cluster": Cluster(devices_per_node=2), "rank": 0}
 
 
 def digests_of(loader):
@@ -212,18 +205,16 @@ SCRIPT = '''
 import os, signal, sys, time, warnings
 import torch, torch.distributed as dist
 from dcp_dsl import DatasetError, Mask, Spec
-from dcp_planner import Cluster, ModelShape, PlanConfig, digest
+from dcp_planner import Cluster, PlanConfig, digest
 from dcp_planner.plan import PlanPart
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, StackedPlans
 sys.path.insert(0, HERE)
-from loader_options import make_loader
+from loader_options import SMALL as OPTIONS, make_loader
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 MASK = Spec.from_text("mask band = causal and q - k < 30").mask("band")
 ROWS = [{"tokens": list(range(n))} for n in (60, 50, 40, 30, 64)]
-OPTIONS = dict(token_budget=64, block_size=8, shape=ModelShape(2, 1, 8, 4),
-               config=PlanConfig("static:zigzag"))
 
 def attend(executor, loader):
     """Outputs of all batches, with q, k and v that depend on the tokens alone."""

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader_options import POLICIES, Stream, make_loader
+from loader_options import POLICIES, SMALL, Stream, make_loader
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -28,13 +28,7 @@ SPEC = Spec.from_text(
     "stack mixed = 2 of band, causal\n"
 )
 BUDGET = 40
-OPTIONS = {
-    "token_budget": BUDGET,
-    "block_size": 8,
-    "shape": ModelShape(2, 1, 8, 4),
-    "config": PlanConfig("static:zigzag"),
-    "hidden_targets": "leave_out",
-}
+OPTIONS = {**SMALL, "token_budget": BUDGET, "hidden_targets": "leave_out"}
 
 
 def rows_of(lengths):

@@ -134,7 +134,7 @@ def test_every_tensor_is_made_on_a_device_that_is_named():
 
 def test_layers_and_the_loader_run_under_any_default_device(lab):
     shape, tokens = ModelShape(4, 2, 8, 4), 100
-    mask = lab.masks["streaming"](tokens)
+    mask = lab.MASKS["streaming"](tokens)
     plan = lab.plan_of([mask], 2)
     qkv = lab.random_qkv(0, tokens, 4, 2, 8, torch.float32)
 

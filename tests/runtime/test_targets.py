@@ -59,19 +59,6 @@ def test_what_is_left_out_is_said_once_by_one_rank_and_counted_by_all():
         assert loader.screening.hidden_targets == 6
 
 
-def test_a_column_that_leaves_the_hidden_target_out_keeps_the_loader_silent():
-    labels = [-100, 2, 3, 4, 11, 12, 13, -100, 22, 23, 24, 25]
-    data = data_of([{**QUESTION, "labels": labels}])
-    assert data.labels.tolist() == [*labels[1:], -100]
-    data = data_of([{**QUESTION, "counted": [int(x >= 0) for x in labels]}], loss_column="counted")
-    assert data.labels.tolist() == [*labels[1:], -100]
-    # Columns that count the token do not overrule the mask; 'keep' does.
-    row = {**QUESTION, "counted": [1] * 12}
-    with pytest.warns(UserWarning, match="1 of the 11 targets"):
-        assert data_of([row], loss_column="counted").labels[6] == -100
-    assert data_of([row], loss_column="counted", hidden_targets="keep").labels[6] == 21
-
-
 IMAGES = Spec.from_text("""
 segment part = (text[text_lens] image[image_lens])*
 @ahead mask seen = causal or same(image)

@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from click.testing import CliRunner
-from loader_options import make_loader
+from loader_options import ONE, SMALL, make_loader
 from losses_model import WORDS, Model, attend_causally
 
 from dcp_dsl import DatasetError, Spec, read_dataset
-from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner import ModelShape, PlanConfig
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, by_rollout, group_rows
 from dcp_runtime.commands import trees as trees_command
 from dcp_runtime.data.trees import write_trees
@@ -75,10 +75,7 @@ def shares(rows):
 
 
 SPEC = Spec.from_text("mask tree = rollout_tree  mask plain = causal")
-OPTIONS = {
-    "token_budget": 256, "block_size": 8, "cluster": Cluster(1, 1), "rank": 0,
-    "shape": ModelShape(2, 1, 8, 4), "config": PlanConfig("static:zigzag"),
-}  # fmt: skip
+OPTIONS = {**SMALL, "token_budget": 256, "cluster": ONE, "rank": 0}
 COLUMNS = ("advantages", "old")
 RULES = {"loss_column": "response_mask", "extra_columns": COLUMNS, "shared_targets": "per_path"}
 
@@ -416,6 +413,7 @@ def trained(name, executor):
 
 
 def main():
+    """Be one rank: ``test_tree_rows.py OUT`` saves losses and summed gradients."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     with DCPExecutor() as executor:

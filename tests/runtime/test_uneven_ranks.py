@@ -169,49 +169,6 @@ def a_process_that_ends(executor, is_odd):
     train(executor, load(rows_of(4)))
 
 
-SCENARIOS = (
-    a_loader_made_before_the_process_group,
-    a_loader_that_knows_its_cluster_and_no_rank,
-    a_loader_that_knows_its_cluster_and_its_rank,
-    a_list_with_fewer_rows,
-    a_stream_that_ends_earlier,
-    a_stream_whose_first_rank_plans_for_all,
-    a_stream_beside_one_that_plans_for_all,
-    a_row_that_one_rank_cannot_read,
-    a_loop_that_is_left_earlier,
-    fewer_epochs,
-    an_executor_that_closes_between_forward_and_backward,
-    an_executor_that_closes_before_the_first_layer,
-    layers_of_each_rank,
-    layers_of_the_last_batch,
-    the_same_layers_on_all_ranks,
-    the_same_batches_of_uneven_streams,
-    a_process_that_ends,
-)
-
-
-def main():
-    torch.set_num_threads(1)
-    rank, cluster = int(os.environ["RANK"]), Cluster(devices_per_node=3)
-    EARLY["nothing"] = load(rows_of(6))
-    EARLY["a cluster"] = load(rows_of(6), cluster=cluster)
-    EARLY["both"] = load(rows_of(6), cluster=cluster, rank=rank)
-    dist.init_process_group("gloo")
-    store = dist.distributed_c10d._get_default_store()
-    for scenario in SCENARIOS:
-        executor = DCPExecutor(timeout_s=TIMEOUT_S)
-        start = time.monotonic()
-        try:
-            found = scenario(executor, rank == 1)
-        except Exception as error:
-            found = f"{type(error).__name__}: {error}"
-        print(json.dumps([scenario.__name__, found, time.monotonic() - start]), flush=True)
-        # Not a collective of gloo: it would name whoever left.
-        store.set(f"{scenario.__name__} {rank}", "")
-        if scenario is not a_process_that_ends:
-            store.wait([f"{scenario.__name__} {each}" for each in range(3)])
-
-
 SAME = (
     "give every rank the same rows, or let all ranks leave the loop over their batches after the "
     "same one"
@@ -254,59 +211,59 @@ PARTS = "the loader yields the tokens of rank 0, this is rank {} of the executor
 
 
 SAID = {  # by rank 0, 1 and 2; None: nothing went wrong there
-    "a_loader_made_before_the_process_group": 3 * (f"RunError: {TOO_EARLY}",),
-    "a_loader_that_knows_its_cluster_and_no_rank": (
+    a_loader_made_before_the_process_group: 3 * (f"RunError: {TOO_EARLY}",),
+    a_loader_that_knows_its_cluster_and_no_rank: (
         f"RunError: rank 1 failed in prepare: {PARTS.format(1)}",
         f"RunError: {PARTS.format(1)}", f"RunError: {PARTS.format(2)}",
     ),
-    "a_loader_that_knows_its_cluster_and_its_rank": 3 * (..., ),
-    "a_list_with_fewer_rows": (LENGTH, LENGTH, LENGTH),
-    "a_stream_that_ends_earlier": (
+    a_loader_that_knows_its_cluster_and_its_rank: 3 * (..., ),
+    a_list_with_fewer_rows: (LENGTH, LENGTH, LENGTH),
+    a_stream_that_ends_earlier: (
         (over := goes_on("has no more rows after epoch 0, batch 1", "epoch 0, batch 2", "4, 5")),
         None, over,
     ),
-    "a_stream_whose_first_rank_plans_for_all": (
+    a_stream_whose_first_rank_plans_for_all: (
         None,
         (first := "RunError: rank 0, which plans for all, has no more rows after epoch 0, batch 1; "
          "rank [12] goes on; " + SAME),
         first,
     ),
-    "a_stream_beside_one_that_plans_for_all": (over, None, over),
-    "a_row_that_one_rank_cannot_read": (
+    a_stream_beside_one_that_plans_for_all: (over, None, over),
+    a_row_that_one_rank_cannot_read: (
         (failed := goes_on(
             r"failed in its data loader \(row 6: expected `tokens` .*\) after epoch 0, batch 0",
             "epoch 0, batch 1", "2, 3",
         )),
         None, failed,
     ),
-    "a_loop_that_is_left_earlier": (
+    a_loop_that_is_left_earlier: (
         (left := goes_on(
             "left the loop over its batches after epoch 0, batch 1", "epoch 0, batch 2", "4, 5"
         )),
         None, left,
     ),
-    "fewer_epochs": (
+    fewer_epochs: (
         (closed := waits("closed its executor after epoch 0, batch 1", "prepare")), None, closed,
     ),
-    "an_executor_that_closes_between_forward_and_backward": (
+    an_executor_that_closes_between_forward_and_backward: (
         (closed := waits(
             "closed its executor after epoch 0, batch 0", r"division \d of backward"
         )),
         None, closed,
     ),
-    "an_executor_that_closes_before_the_first_layer": (
+    an_executor_that_closes_before_the_first_layer: (
         (unrun := f"PeerError: rank 1 failed in closing its executor: {UNRUN}.*"),
         f"RunError: {UNRUN}.*", unrun,
     ),
-    "layers_of_each_rank": 3 * (
+    layers_of_each_rank: 3 * (
         LAYERS.format(0, "prepare", 1, "0-2, 5", 1, "0, 2-3, 5", DRAW=DRAW),
     ),
-    "layers_of_the_last_batch": (
+    layers_of_the_last_batch: (
         None, LAYERS.format("[02]", "closing the executor", 0, 0, 0, 1, DRAW=DRAW), None,
     ),
-    "the_same_layers_on_all_ranks": (None, None, None),
-    "the_same_batches_of_uneven_streams": 3 * ([[0, 1], [2, 3]],),
-    "a_process_that_ends": (
+    the_same_layers_on_all_ranks: (None, None, None),
+    the_same_batches_of_uneven_streams: 3 * ([[0, 1], [2, 3]],),
+    a_process_that_ends: (
         (gone := waits("ended without closing its executor", "prepare")), None, gone,
     ),
 }  # fmt: skip
@@ -321,10 +278,11 @@ def said(tmp_path_factory, start_ranks):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", SAID)
-def test_no_rank_waits_for_one_that_does_not_come(said, name):
-    for rank, wanted in enumerate(SAID[name]):
-        text, seconds = said[rank].get(name, (None, 0.0))  # rank 1 has ended in the last one
+@pytest.mark.parametrize("scenario", SAID, ids=lambda scenario: scenario.__name__)
+def test_no_rank_waits_for_one_that_does_not_come(said, scenario):
+    for rank, wanted in enumerate(SAID[scenario]):
+        # Rank 1 has ended in the last one.
+        text, seconds = said[rank].get(scenario.__name__, (None, 0.0))
         assert seconds < TIMEOUT_S / 2
         if wanted is ...:
             continue  # below
@@ -341,8 +299,26 @@ def test_ranks_whose_loader_is_told_who_they_are_have_each_token_once(said):
     assert sorted(chain(*found)) == sorted(tokens)
 
 
-def test_every_scenario_is_looked_at():
-    assert list(SAID) == [scenario.__name__ for scenario in SCENARIOS]
+def main():
+    torch.set_num_threads(1)
+    rank, cluster = int(os.environ["RANK"]), Cluster(devices_per_node=3)
+    EARLY["nothing"] = load(rows_of(6))
+    EARLY["a cluster"] = load(rows_of(6), cluster=cluster)
+    EARLY["both"] = load(rows_of(6), cluster=cluster, rank=rank)
+    dist.init_process_group("gloo")
+    store = dist.distributed_c10d._get_default_store()
+    for scenario in SAID:
+        executor = DCPExecutor(timeout_s=TIMEOUT_S)
+        start = time.monotonic()
+        try:
+            found = scenario(executor, rank == 1)
+        except Exception as error:
+            found = f"{type(error).__name__}: {error}"
+        print(json.dumps([scenario.__name__, found, time.monotonic() - start]), flush=True)
+        # Not a collective of gloo: it would name whoever left.
+        store.set(f"{scenario.__name__} {rank}", "")
+        if scenario is not a_process_that_ends:
+            store.wait([f"{scenario.__name__} {each}" for each in range(3)])
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def head_of(q, kv, dout, head):
 def test_dense_attention_equals_autograd(lab, monkeypatch, mask, chunk_bytes):
     monkeypatch.setattr(dense_attention, "CHUNK_BYTES", chunk_bytes)
     q, kv, dout = lab.random_qkv(0, 60, 4, 2, 8, torch.float64)
-    dense = lab.masks[mask](60)
+    dense = lab.MASKS[mask](60)
     want = lab.eager(q, kv, dout, dense)
     for head in (0, 1):
         part, seen = head_of(q, kv, dout, head), torch.tensor(dense)
