@@ -5,9 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from megatron.core.distributed.fsdp.mcore_fsdp_adapter import (
-    FullyShardedDataParallel,  # noqa: F401
-)
 from megatron.core.models.common.embeddings.relative_pos_embedding import RelativePositionEmbedding
 from megatron.core.models.common.embeddings.rotary_pos_embedding import (
     MultimodalRotaryEmbedding,
@@ -29,10 +26,14 @@ from megatron.core.transformer.module import Float16Module
 from megatron.core.transformer.multi_token_prediction import MultiTokenPredictionBlock
 from megatron.core.transformer.transformer_block import TransformerBlock
 from megatron.core.transformer.transformer_layer import TransformerLayer
-from scheduler_samples import RANKS, ROOM, drawn, planned, work_of
+from test_megatron import RANKS, ROOM, drawn, planned, work_of
 
 from dcp_runtime import RunError
-from dcp_runtime.adapters.megatron import DCPCoreAttention, PlannedSequences, use_plans
+from dcp_runtime.adapters.megatron import (
+    DCPCoreAttention,
+    PlannedSequences,
+    use_plans,
+)
 from dcp_runtime.adapters.megatron.model import TOKEN_WISE
 
 

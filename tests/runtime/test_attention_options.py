@@ -1,15 +1,15 @@
-"""Layers of other models: a scale, soft caps, sinks, k and v apart, heads of two sizes.
+"""Layers of other models: a scale, soft caps, sinks, k and v apart, heads of two sizes."""
 
-The oracle is dense attention in float64, written out here, with autograd.
-"""
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.execute.attention import attention
+from dcp_runtime.execute.prepared_plan import check_tensors
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 
 NAMES = ("out", "dq", "dk", "dv", "dsinks")
@@ -71,10 +71,8 @@ def found(plan, tensors, dout, kernel, packed=False, **options):
 
 
 def make(lab, name="blind_rows", ranks=4, dim=8, heads=(4, 2), groups=1):
-    mask = lab.masks[name](70)
-    config, cluster = PlanConfig("static:zigzag", head_groups=groups), Cluster(1, ranks)
-    shape = ModelShape(*heads, dim, 4)
-    return build_plan(lab.sparsity_of([mask], 16), shape, cluster, config), mask
+    mask = lab.MASKS[name](70)
+    return lab.plan_of([mask], ranks, heads=(*heads, dim), head_groups=groups), mask
 
 
 def assert_close(got, want, tolerance):
@@ -222,3 +220,27 @@ def test_the_operator_keeps_the_promises_of_its_fake_kernels(lab):
             )
 
     LoopbackWorld(1).run(run)
+
+
+PART = SimpleNamespace(
+    device=1, num_local=6,
+    heads=SimpleNamespace(groups=1, shape=SimpleNamespace(q_heads=4, kv_heads=2, head_dim=8)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("keys", ["one tensor", "a pair"])
+def test_a_batch_dimension_in_front_is_dropped(keys):
+    q, k = torch.zeros(1, 6, 4, 8), torch.zeros(1, 6, 2, 8)
+    kv = (k, k) if keys == "a pair" else torch.zeros(1, 6, 2, 2, 8)
+    with pytest.raises(RunError, match="drop the batch dimension: give") as caught:
+        check_tensors(PART, q, kv)
+    given = {"q": q, "kv": kv, "k": k, "v": k}
+    names = re.findall(r"(\w+)\[0\]", str(caught.value))
+    first, *others = (given[name][0] for name in names)
+    check_tensors(PART, first, tuple(others) if others[1:] else others[0])
+
+
+def test_other_rows_are_no_batch_dimension():
+    for q in (torch.zeros(7, 4, 8), torch.zeros(2, 3, 4, 8)):
+        with pytest.raises(RunError, match=r"take the rows plan\.local_tokens"):
+            check_tensors(PART, q, torch.zeros(7, 2, 2, 8))

@@ -1,17 +1,19 @@
-"""`dcpm audit` names what is wrong with a training script, and finds nothing in right ones.
-
-The scripts of `tests/fixtures/audit` know nothing of the audit; `--slip` makes one thing wrong.
-"""
+"""`dcpm audit` names what is wrong with a training script, and finds nothing in right ones."""
 
 import json
+import os
 import re
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner
+from torch.nn import functional
 
+import dcp_runtime
 from dcp_runtime import RunError
 from dcp_runtime.auditing.data_checks import check_rows
 from dcp_runtime.auditing.observer import Observer
@@ -230,10 +232,46 @@ def test_a_script_without_a_step_is_refused(tmp_path):
 
 
 def test_ranks_judge_themselves_from_inside(start_ranks, tmp_path):
-    script = Path(__file__).with_name("audit_ranks.py")
-    first, second = start_ranks(2, script, tmp_path, tmp_path / "records")
+    first, second = start_ranks(2, Path(__file__), tmp_path, tmp_path / "records")
     assert second == ""
     right, wrong = first.split("2 ranks, judged by themselves: ")[1:]
     assert right.startswith("no faults\n")
     assert "parameters 3 have the right gradients" in right
     assert wrong.startswith("2 faults\nWRONG parameters partial: 3 of 3")
+
+
+def train(*, sums):
+    torch.manual_seed(4)
+    model = torch.nn.Sequential(torch.nn.Embedding(23, 8), torch.nn.Linear(8, 23))
+    optimizer = torch.optim.AdamW(model.parameters())
+    rows = torch.randint(0, 23, (2, 3, 11))[dist.get_rank()]
+    with dcp_runtime.audit(steps=2):
+        for row in rows:
+            logits = functional.dropout(model(row[:-1]), 0.3)
+            loss = functional.cross_entropy(logits, row[1:], reduction="sum") / 20
+            loss.backward()
+            if sums:
+                dcp_runtime.sum_gradients(model)
+            optimizer.step()
+            optimizer.zero_grad()
+    return model[1].weight.detach().clone()
+
+
+def main():
+    """Be one of two ranks that audit a training from inside it; the folder is the first argument.
+
+    Rank 0 prints what the audits of a right loop, of one without a sum, and of none find.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    unwatched = train(sums=True)
+    os.environ["DCP_AUDIT"] = sys.argv[1]
+    watched = train(sums=True)
+    assert torch.equal(watched, unwatched), "the hook has changed a training"
+    dist.barrier()
+    train(sums=False)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

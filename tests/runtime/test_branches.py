@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from loader_options import make_loader
+from loader_options import ONE, SMALL, make_loader
 from torch import nn
 from torch.nn import functional
 
 from dcp_dsl import Sample, Spec, dense_mask, read_dataset, token_paths
-from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner import Cluster
 from dcp_runtime import next_token_loss
 
 GRPO = Spec.from_text("""
@@ -21,10 +21,7 @@ stack layers = own, near
 """)
 PLAIN = Spec.from_text("mask own = causal  mask near = sliding(4)  stack layers = own, near")
 TREE = Spec.from_text("segment t = branch node[lens]* from parents  mask own = paths")
-OPTIONS = {
-    "token_budget": 256, "block_size": 8, "cluster": Cluster(1, 1),
-    "shape": ModelShape(2, 1, 8, 4), "config": PlanConfig(partitioner="static:zigzag"), "rank": 0,
-}  # fmt: skip
+OPTIONS = {**SMALL, "token_budget": 256, "cluster": ONE, "rank": 0}
 VOCABULARY, WIDTH = 19, 8
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, find_cluster, simulate
+from dcp_planner import Cluster, find_cluster, simulate
 from dcp_planner.model.cost_model import link_seconds
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import RunError
@@ -56,9 +56,10 @@ def test_a_term_that_would_be_negative_is_left_out():
 
 @pytest.mark.parametrize("is_backward", [False, True])
 def test_the_time_beside_attention_is_that_of_the_slowest_rank(lab, is_backward):
-    sparsity = lab.sparsity_of([lab.masks["causal"](64)], 16)
     cluster = Cluster(1, 2, flops_per_s=1e12, latency_s=1e-3)
-    plan = build_plan(sparsity, ModelShape(2, 1, 8, 4), cluster, PlanConfig("static:contiguous"))
+    plan = lab.plan_of(
+        [("causal", 64)], heads=(2, 1, 8), cluster=cluster, layout="static:contiguous"
+    )
     trace = simulate(plan)
     rows = [
         (int(start), int(end), EVENT_KINDS[kind] == "attention")

@@ -21,7 +21,7 @@ from dcp_planner import (
     simulate,
     write_plan,
 )
-from dcp_runtime import RunConfig, RunError
+from dcp_runtime import RunError
 from dcp_runtime.launch import launcher
 from dcp_runtime.verify.verification import TensorError
 
@@ -35,8 +35,7 @@ def write(lab, tmp_path):
     """Write the plan of a small causal mask for a cluster."""
 
     def file_of(cluster):
-        sparsity = lab.sparsity_of([lab.masks["causal"](60)], 16)
-        plan = build_plan(sparsity, ModelShape(2, 1, 8, 4), cluster, PlanConfig("static:zigzag"))
+        plan = lab.plan_of([("causal", 60)], heads=(2, 1, 8), cluster=cluster)
         write_plan(tmp_path / "small.dcpplan", plan)
         return tmp_path / "small.dcpplan"
 
@@ -203,12 +202,3 @@ def test_loopback_runs_in_one_process_and_writes_a_trace_for_perfetto(plan_file,
     assert (document["verified"], document["transport"], document["ranks"]) == (True, "loopback", 2)
     assert b"attention" in out.read_bytes()
     assert "running on 2 threads of one process" in result.stderr
-
-
-def test_transports_that_cannot_be_are_refused():
-    for options, says in (
-        ({"transport": "pigeon"}, "a transport out of gloo, nccl, loopback"),
-        ({"transport": "nccl"}, "say device 'cuda', or use 'gloo'"),
-    ):
-        with pytest.raises(RunError, match=says):
-            RunConfig(2, **options)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import ModelShape
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import Softmax
 from dcp_runtime.kernels import choice, triton_kernel
@@ -191,9 +191,8 @@ def test_layers_mix_no_devices_and_the_host_waits_for_none(
     lab, launched, kernel, dtype, groups, options
 ):
     """Blocks travel in both directions between two ranks; gradients have the types of arguments."""
-    sparsity = lab.sparsity_of([lab.masks[name](90) for name in ("streaming", "scattered")], 16)
-    config = PlanConfig("static:zigzag", head_groups=groups)
-    plan = build_plan(sparsity, SHAPE, Cluster(devices_per_node=2), config)
+    masks, heads = [("streaming", 90), ("scattered", 90)], (SHAPE.q_heads, SHAPE.kv_heads, 64)
+    plan = lab.plan_of(masks, 2, heads=heads, dtype_bytes=2, head_groups=groups)
     world, mode = LoopbackWorld(2, timeout_s=60, lockstep=True), FakeTensorMode()
     with mode:  # a torch without a driver makes a stand-in, which lives as long as this thread
         pass

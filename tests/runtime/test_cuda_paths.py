@@ -11,8 +11,6 @@ from test_gloo import awaited, lone_transport
 from torch.distributed import HashStore, distributed_c10d
 
 from dcp_runtime import RunError
-from dcp_runtime.launch import worker
-from dcp_runtime.launch.launcher import RunConfig
 from dcp_runtime.transport import choice, gloo_transport, group_transport, recorder
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.loopback import LoopbackWorld
@@ -175,19 +173,6 @@ def test_backward_of_a_rank_in_one_process_runs_on_its_own_thread():
 
     assert LoopbackWorld(2).run(work) == [False, False]
     assert torch._C._is_multithreading_enabled()
-
-
-@pytest.mark.parametrize(
-    ("transport", "rank", "chosen"), [("gloo", 5, 1), ("nccl", 3, 3), ("loopback", 3, 0)]
-)
-def test_a_process_launches_kernels_on_its_own_gpu(monkeypatch, transport, rank, chosen):
-    devices = []
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
-    monkeypatch.setattr(dist, "get_rank", lambda: rank)
-    worker._select_gpu(RunConfig(ranks=8, device="cuda", transport=transport))
-    assert devices == [chosen]
 
 
 def test_a_recorder_leaves_out_what_a_graph_captures(monkeypatch):

@@ -1,4 +1,4 @@
-"""`DCPDataloader`: every sample once, labels across block borders, all ranks one plan."""
+"""`DCPDataloader`: data sets of every kind, rows that are skipped, epochs without a batch."""
 
 import json
 import re
@@ -9,74 +9,30 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from loader_options import Stream, make_loader
+from loader_options import ONE, OPTIONS, Stream, make_loader, rows_of
 
 from dcp_dsl import DatasetError, Spec, read_dataset
-from dcp_planner import Cluster, ModelShape, PlanConfig, digest
+from dcp_planner import Cluster, ModelShape, digest
 from dcp_runtime import DCPDataloader, RunError
-from dcp_runtime.data.local_data import IGNORE_LABEL
 from dcp_runtime.data.rows import IndexedRows
 
 SPEC = Spec.from_text("mask band(w: tokens = 20) = causal and q - k < w\nmask whole = causal")
 DOCS = Spec.from_text("segment d = doc[doc_lens]*\nmask own = causal per doc")
-RANKS = 3
-OPTIONS = {
-    "token_budget": 64,
-    "block_size": 8,
-    "cluster": Cluster(devices_per_node=RANKS),
-    "shape": ModelShape(2, 1, 8, 4),
-    "config": PlanConfig(partitioner="static:zigzag"),
-}
-
-
-def rows_of(lengths):
-    """Tokens that say which row and position they are."""
-    return [{"tokens": [1000 * row + i for i in range(n)]} for row, n in enumerate(lengths)]
-
-
-@settings(max_examples=8, deadline=None)
-@given(
-    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=12),
-    order=st.sampled_from(["in_order", "decreasing"]),
-)
-def test_every_token_is_on_exactly_one_rank_of_one_batch(lengths, order):
-    rows, seen, targets = rows_of(lengths), [], []
-    loaders = [
-        make_loader(rows, SPEC.mask("band"), rank=rank, order=order, **OPTIONS)
-        for rank in range(RANKS)
-    ]
-    for parts in zip(*loaders, strict=True):
-        assert len({digest(plan) for _, plan in parts}) == 1
-        assert len({data.rows for data, _ in parts}) == 1
-        stated = {data.num_targets for data, _ in parts}
-        assert stated == {sum(int(data.loss_mask.sum()) for data, _ in parts)}
-        for data, _ in parts:
-            seen += data.tokens.tolist()
-            targets += data.labels[data.loss_mask].tolist()
-            assert (data.labels[~data.loss_mask] == IGNORE_LABEL).all()
-            row = torch.tensor(data.rows)[data.sequence_ids]
-            assert torch.equal(data.tokens, 1000 * row + data.position_ids)
-            # The next token of the same sequence, on whichever rank it lives.
-            assert torch.equal(data.labels[data.loss_mask], data.tokens[data.loss_mask] + 1)
-    assert sorted(seen) == [token for row in rows for token in row["tokens"]]
-    assert sorted(targets) == [token for row in rows for token in row["tokens"][1:]]
 
 
 def test_mask_may_depend_on_the_row():
     masks = {"band": SPEC.mask("band(w = 2)"), "all": SPEC.mask("whole")}
     rows = [{"tokens": list(range(30)), "kind": kind} for kind in ("band", "all")]
-    ((_, plan),) = make_loader(rows, lambda row: masks[row["kind"]], rank=0, **OPTIONS)
+    ((_, plan),) = make_loader(rows, lambda row: masks[row["kind"]], **OPTIONS)
     assert int(plan.tiles.pairs.sum()) == (2 * 30 - 1) + 30 * 31 // 2
     assert plan.provenance is None
 
 
 def test_tokens_may_be_bytes_or_arrays_of_any_column():
     given = b"abc", np.array([1, 2], np.uint8), torch.tensor([3, 4])
-    options = {**OPTIONS, "cluster": Cluster(1, 1), "token_column": "text"}
+    options = {**OPTIONS, "cluster": ONE, "token_column": "text"}
     rows = [{"text": tokens} for tokens in given]
-    ((data, _),) = make_loader(rows, SPEC.mask("whole"), rank=0, **options)
+    ((data, _),) = make_loader(rows, SPEC.mask("whole"), **options)
     assert data.tokens.tolist() == [97, 98, 99, 1, 2, 3, 4]
 
 
@@ -110,56 +66,43 @@ def test_files_with_masks_of_their_own_share_batches_and_run_exactly(tmp_path, l
     (tmp_path / "sft" / "a.jsonl").write_text("\n".join(map(json.dumps, sft)))
 
     options = {**OPTIONS, "shuffle": True, "seed": 3, "hidden_targets": "leave_out"}
-    batches = list(make_loader(read_dataset(tmp_path), spec, rank=0, **options))
+    batches = list(make_loader(read_dataset(tmp_path), spec, **options))
     seen = [data.rows for data, _ in batches]
     assert sorted(row for rows in seen for row in rows) == [0, 1, 2, 3]
     assert any(min(rows) < 2 <= max(rows) for rows in seen)  # both masks in one batch
     for number, (data, plan) in enumerate(batches):
         dense = torch.block_diag(*(torch.tensor(expected[row]) for row in data.rows)).bool()
-        qkv = lab.random_qkv(number, len(dense), 2, 1, 8, torch.float32)
-        got, _ = lab.run_in_threads(plan, *qkv)
-        lab.assert_as_exact_as_eager(got, *qkv, dense.numpy())
+        lab.check_plan(plan, dense.numpy(), number)
 
     rl_alone = Spec.from_text("\n".join(spec.source.splitlines()[:-1]))
     with pytest.raises(DatasetError, match=r"no `for` statement matches .*sft/a\.jsonl with the c"):
-        make_loader(read_dataset(tmp_path), rl_alone, rank=0, **OPTIONS)
-    assert len(make_loader(read_dataset(tmp_path / "rl"), rl_alone, rank=0, **OPTIONS)) == 1
-
-
-@pytest.mark.parametrize(
-    ("mark", "positions"), [("branch", [0, 1, 0, 1, 2]), ("", [0, 1, 2, 3, 4])]
-)
-def test_positions_start_anew_only_in_a_layout_with_branches(mark, positions):
-    spec = Spec.from_text(f'segment doc = {mark} [lens]* mask m = causal per doc for "*" use m')
-    rows = [{"tokens": [7] * 5, "lens": [2, 3]}]
-    alone = {**OPTIONS, "cluster": Cluster(1, 1), "hidden_targets": "leave_out"}
-    ((data, _),) = make_loader(rows, spec, rank=0, **alone)
-    assert data.position_ids.tolist() == positions
+        make_loader(read_dataset(tmp_path), rl_alone, **OPTIONS)
+    assert len(make_loader(read_dataset(tmp_path / "rl"), rl_alone, **OPTIONS)) == 1
 
 
 def test_a_list_without_rows_is_refused_as_such():
     spec = Spec.from_text('for "*" use document')
     with pytest.raises(DatasetError, match="the data set has no rows"):
-        make_loader([], spec, rank=0, **OPTIONS)
+        make_loader([], spec, **OPTIONS)
     with pytest.raises(DatasetError, match="`doc_lens`, which the data set in memory does not"):
-        make_loader([{"tokens": [1]}], spec, rank=0, **OPTIONS)
+        make_loader([{"tokens": [1]}], spec, **OPTIONS)
 
 
 def test_rows_in_memory_find_their_mask_by_their_columns():
     rows = [{"tokens": [1, 2, 3, 4], "doc_lens": [2, 2]}, {"tokens": [1, 2, 3, 4, 5]}]
     spec = Spec.from_text('for "*" having doc_lens use document for "*" use causal')
     for dataset in (rows, (row for row in rows)):
-        ((_, plan),) = make_loader(dataset, spec, rank=0, hidden_targets="leave_out", **OPTIONS)
+        ((_, plan),) = make_loader(dataset, spec, hidden_targets="leave_out", **OPTIONS)
         assert int(plan.tiles.pairs.sum()) == 2 * 3 + 15
 
 
 def test_the_rows_of_an_iterator_are_read_once_and_never_missed_in_silence():
     rows = rows_of([30, 30, 30, 30])
-    loader = make_loader(iter(rows), SPEC.mask("band"), rank=0, **OPTIONS)
+    loader = make_loader(iter(rows), SPEC.mask("band"), **OPTIONS)
     assert [data.rows for data, _ in loader] == [(0, 1), (2, 3)]
     with pytest.raises(DatasetError, match=r"from a list_iterator, .* only once; .* list\(rows\)"):
         next(iter(loader))
-    loader = make_loader((row for row in rows), SPEC.mask("band"), rank=0, **OPTIONS)
+    loader = make_loader((row for row in rows), SPEC.mask("band"), **OPTIONS)
     next(iter(loader))
     with pytest.raises(DatasetError, match="from a generator"):
         list(loader)  # the rest of the epoch: rows that were read ahead are gone
@@ -167,9 +110,9 @@ def test_the_rows_of_an_iterator_are_read_once_and_never_missed_in_silence():
 
 def test_a_data_loader_of_torch_gives_the_same_rows_and_batches():
     rows = torch.utils.data.DataLoader([{"tokens": [1, 2, 3, 4]}] * 6, batch_size=None)
-    ((data, _),) = make_loader(rows, SPEC.mask("band"), rank=0, **OPTIONS)
+    ((data, _),) = make_loader(rows, SPEC.mask("band"), **OPTIONS)
     assert data.rows == (0, 1, 2, 3, 4, 5)
-    loader = make_loader(rows_of([30, 30, 20, 40]), SPEC.mask("band"), rank=0, **OPTIONS)
+    loader = make_loader(rows_of([30, 30, 20, 40]), SPEC.mask("band"), **OPTIONS)
     expected = [(data.tokens.tolist(), digest(plan)) for data, plan in loader]
     wrapped = torch.utils.data.DataLoader(loader, batch_size=None)
     assert len(wrapped) == len(expected) == 2
@@ -189,7 +132,7 @@ def test_the_data_set_is_asked_once_for_a_row_of_a_batch():
             return super().__getitem__(index)
 
     rows = Counted(rows_of([30, 30, 30]))
-    loader = make_loader(rows, SPEC.mask("band"), rank=0, **OPTIONS)
+    loader = make_loader(rows, SPEC.mask("band"), **OPTIONS)
     before = rows.asked
     list(loader)
     assert rows.asked - before == 3
@@ -257,7 +200,8 @@ def test_rows_that_are_skipped_are_told_at_the_first_and_by_their_share(caplog):
     for ranks, dataset in ((1, rows), (1, Stream(rows)), (2, rows)):
         caplog.clear()
         options = {**OPTIONS, "cluster": Cluster(1, ranks), "policy": "skip", "token_budget": 20}
-        loader = make_loader(dataset, DOCS.mask("own"), rank=ranks - 1, **options)
+        options["rank"] = ranks - 1
+        loader = make_loader(dataset, DOCS.mask("own"), **options)
         assert len(list(loader)) == 50
         list(loader)  # the same rows: nothing new
         assert loader.screening.counts == {"unfit": 61}
@@ -271,7 +215,7 @@ def test_rows_that_are_skipped_are_told_at_the_first_and_by_their_share(caplog):
         assert all(0.01 * seen <= left_out <= 0.5 * seen for left_out, seen in counts)
     caplog.clear()
     lengths = [*rows_of([5] * 12), *rows_of([99] * 6)]
-    make_loader(lengths, SPEC.mask("band"), rank=0, **{**OPTIONS, "policy": "skip"})
+    make_loader(lengths, SPEC.mask("band"), **{**OPTIONS, "policy": "skip"})
     assert "6 of the 18 rows seen so far (33 %): 6 too_long; " in caplog.records[-1].getMessage()
 
 
@@ -279,8 +223,8 @@ def test_rows_that_are_skipped_are_told_at_the_first_and_by_their_share(caplog):
 @pytest.mark.parametrize("kind", [list, Stream])
 def test_an_epoch_without_a_batch_is_an_error(kind, policy):
     def run(rows, **given):
-        options = {**OPTIONS, "cluster": Cluster(1, 1), "policy": policy, **given}
-        loader = make_loader(kind(rows), DOCS.mask("own"), rank=0, **options)
+        options = {**OPTIONS, "cluster": ONE, "policy": policy, **given}
+        loader = make_loader(kind(rows), DOCS.mask("own"), **options)
         for _ in range(2):
             with suppress(DatasetError):  # a loop that goes on finds the same
                 list(loader)

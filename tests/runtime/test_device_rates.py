@@ -9,9 +9,8 @@ import torch
 
 from dcp_dsl import Spec
 from dcp_planner import Cluster, PlanConfig
-from dcp_runtime import DeviceRates, Packing, Planning, RunError
+from dcp_runtime import DeviceRates, Planning, RunError
 from dcp_runtime.adapters.megatron import PlannedBatches, PlannedSequences
-from dcp_runtime.data.choices import find_replicas
 
 SCRIPT = Path(__file__).with_name("rates_scenario.py")
 
@@ -90,8 +89,3 @@ def test_a_period_ends_after_its_batches():
 def test_what_cannot_be_is_refused():
     with pytest.raises(RunError, match="every of at least 1"):
         DeviceRates(Cluster(), every=0)
-    rates = DeviceRates(Cluster(1, 4))
-    with pytest.raises(RunError, match=r"Planning.rates: .* 2 replicas"):
-        find_replicas(Packing(replicas=2), Planning(rates=rates))
-    with pytest.raises(RunError, match=r"Planning.cluster: .* rates"):
-        Planning(cluster=Cluster(1, 2), rates=rates)

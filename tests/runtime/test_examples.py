@@ -1,4 +1,4 @@
-"""The training example: equal losses with DCP and dense; loss parity goes on where it stopped."""
+"""The training examples: their losses are those of dense attention, their runs go on."""
 
 import argparse
 import copy
@@ -10,6 +10,7 @@ import sys
 from itertools import islice
 from pathlib import Path
 
+import emulated_training
 import grpo
 import loss_parity
 import pytest
@@ -18,6 +19,7 @@ import torch
 import torch.distributed as dist
 import train_gpt
 
+from dcp_planner import ModelShape, PlanConfig, build_plan, preset, read_plan
 from dcp_runtime import DCPExecutor
 
 EXAMPLES = Path(train_gpt.__file__).parent
@@ -220,3 +222,36 @@ def test_prompts_that_are_prefilled_together_are_decoded_as_alone(tmp_path, star
     assert [re.findall(r"prompt (\d), (\d+) tokens, rank (\d)", text) for text in out] == [
         [("0", "301", "0"), ("2", "130", "0")], [("1", "40", "1")]
     ]  # fmt: skip
+
+
+def test_a_tiny_model_trains_on_eight_emulated_ranks(tmp_path, capsys):
+    arguments = emulated_training.parse_arguments(
+        ["--steps", "3", "--tokens", "2048", "--dilation", "20", "--planners", "0",
+         "--out", str(tmp_path / "runs")]
+    )  # fmt: skip
+    steps = emulated_training.train(arguments)
+    assert [step.loss for step in steps] == sorted((s.loss for s in steps), reverse=True)
+    assert all(step.attention_s > 0.9 * step.predicted_s for step in steps)
+    assert capsys.readouterr().out.count("waited") == 3
+    content = read_plan(tmp_path / "runs" / "step-2.dcpplan")
+    assert content.plan.num_devices == 8
+    assert [trace.source for trace in content.traces] == ["simulated", "measured"]
+
+
+def test_gradients_are_those_of_all_tokens_together(lab):
+    """Attention gives every token its own value back, so one rank can check eight."""
+    texts = [bytes(range(40)), bytes(range(30, 60))]
+    sparsity = lab.sparsity_of([lab.MASKS["causal"](len(text)) for text in texts], 8)
+    cluster = preset("a100-p4de", 1, 4)
+    plan = build_plan(sparsity, ModelShape(), cluster, PlanConfig("static:zigzag"))
+    model = emulated_training.TinyModel()
+    loss, _ = emulated_training.step_of(model, texts, plan, 20)
+    tokens = torch.tensor([*texts[0], *texts[1]])
+    x = 2 * model.embedding(tokens)
+    logits = model.logits(model.layer(x) + x)
+    labels = torch.tensor([*texts[0][1:], -100, *texts[1][1:], -100])
+    expected = torch.nn.functional.cross_entropy(logits, labels)
+    assert loss == pytest.approx(expected.item(), rel=1e-5)
+    gradients = torch.autograd.grad(expected, list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)

@@ -16,7 +16,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dcp_dsl.interchange import slices
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import Cluster
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.prepared_plan import Engine
 from dcp_runtime.kernels import choice, flash, flash_calls, triton_kernel
@@ -156,7 +156,7 @@ KERNELS = {
 @pytest.mark.parametrize("heads", ["gqa", "mqa"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_gathered_calls_are_as_exact_as_eager_attention(lab, mask, heads, name):
-    sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (50, 1, 23)], 24)
+    sparsity = lab.sparsity_of([lab.MASKS[mask](n) for n in (50, 1, 23)], 24)
     qkv = lab.random_qkv(1, 74, *kernel_tests.HEADS[heads], 16, torch.float32)
     got = kernel_tests.run_kernel(KERNELS[name](), sparsity, qkv, seed=2)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
@@ -176,14 +176,10 @@ def test_sums_that_calls_begin_and_end_are_exact_on_plans_of_any_shape(lab, name
 @pytest.mark.parametrize("name", KERNELS)
 def test_sums_between_the_calls_of_an_only_table_are_exact(lab, name, monkeypatch):
     monkeypatch.setattr(choice, "CpuKernel", KERNELS[name])
-    cluster, config = Cluster(devices_per_node=1), PlanConfig("static:zigzag")
-    qkv = lab.random_qkv(1, 64, 4, 2, 16, torch.float32)
     for blind in (slice(0), slice(20, 24)):  # rows in no call
-        mask = lab.masks["streaming"](64, 8, 12)
+        mask = lab.MASKS["streaming"](64, 8, 12)
         mask[blind] = False
-        plan = build_plan(lab.sparsity_of([mask], 64), ModelShape(4, 2, 16), cluster, config)
-        got, _ = lab.run_in_threads(plan, *qkv)
-        lab.assert_as_exact_as_eager(got, *qkv, mask)
+        lab.check_plan(lab.plan_of([mask], block=64, heads=(4, 2, 16), dtype_bytes=2), mask, 1)
 
 
 @pytest.mark.parametrize("is_cuda", [True, False])
@@ -203,11 +199,9 @@ def test_partial_results_on_a_gpu_are_merged_by_triton_if_it_is_there(monkeypatc
 def test_the_only_call_of_a_table_writes_results_and_two_need_sums_between_them(lab):
     for mask, turns in (
         (np.tri(256, dtype=bool), [(True, True)]),
-        (lab.masks["streaming"](256, 8, 32), [(True, False), (True, True), (False, True)]),
+        (lab.MASKS["streaming"](256, 8, 32), [(True, False), (True, True), (False, True)]),
     ):
-        config, shape = PlanConfig("static:zigzag"), ModelShape(4, 2, 16)
-        cluster = Cluster(devices_per_node=1)
-        plan = build_plan(lab.sparsity_of([mask], 256), shape, cluster, config)
+        plan = lab.plan_of([mask], block=256, heads=(4, 2, 16), dtype_bytes=2)
         (table,) = prepare_device(plan, 0, 128).forward.tables
         found = flash_calls.flash_calls(table)
         assert [(call.opens, call.closes) for call in found.calls] == turns
@@ -217,7 +211,7 @@ def test_the_only_call_of_a_table_writes_results_and_two_need_sums_between_them(
 @pytest.mark.parametrize("name", KERNELS)
 def test_calls_of_many_segments_are_cut_and_stay_exact(lab, name, monkeypatch):
     monkeypatch.setattr(flash_calls, "MAX_SEGMENTS", 3)
-    masks = [lab.masks["streaming"](n, 2, 5) for n in (9, 1, 30, 12, 7, 20, 3)]
+    masks = [lab.MASKS["streaming"](n, 2, 5) for n in (9, 1, 30, 12, 7, 20, 3)]
     sparsity = lab.sparsity_of(masks, 24)
     segments = []
     whole = flash_calls.flash_calls
@@ -237,7 +231,7 @@ def test_calls_of_many_segments_are_cut_and_stay_exact(lab, name, monkeypatch):
 @pytest.mark.parametrize("mask", ["causal", "streaming", "scattered", "full"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_rows_that_lie_in_order_give_the_bits_of_gathered_rows(lab, mask, name, monkeypatch):
-    sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (50, 1, 23)], 24)
+    sparsity = lab.sparsity_of([lab.MASKS[mask](n) for n in (50, 1, 23)], 24)
     qkv = lab.random_qkv(1, 74, 4, 2, 16, torch.float32)
     in_place, gathered = [], []
     for found, rows in ((in_place, flash_calls._rows), (gathered, torch.from_numpy)):
@@ -313,9 +307,8 @@ def test_flash4_is_imported_when_it_is_made_and_not_before(request):
 
 def part_of(lab):
     """A triangle of 1,024 tokens on one device."""
-    cluster = Cluster(devices_per_node=1, kernel_launch_s=0.0)
-    sparsity = lab.sparsity_of([np.tri(1024, dtype=bool)], 256)
-    plan = build_plan(sparsity, ModelShape(32, 8, 128), cluster, PlanConfig("static:zigzag"))
+    mask, cluster = np.tri(1024, dtype=bool), Cluster(devices_per_node=1, kernel_launch_s=0.0)
+    plan = lab.plan_of([mask], block=256, heads=(32, 8, 128), dtype_bytes=2, cluster=cluster)
     return prepare_device(plan, 0, 128)
 
 
@@ -338,10 +331,7 @@ def test_the_kernel_that_is_predicted_to_be_faster_is_chosen_and_says_why(lab):
 def test_a_window_is_one_call_whose_tiles_are_those_that_rows_see(lab):
     q, k = np.ogrid[:1024, :1024]
     mask = (k <= q) & (q - k < 256)
-    plan = build_plan(
-        lab.sparsity_of([mask], 256), ModelShape(8, 2, 128), Cluster(devices_per_node=1),
-        PlanConfig("static:zigzag"),
-    )  # fmt: skip
+    plan = lab.plan_of([mask], block=256, heads=(8, 2, 128), dtype_bytes=2)
     (table,) = prepare_device(plan, 0, 128).forward.tables
     (call,) = flash_calls.flash_calls(table).calls
     assert (call.causal, call.window) == (True, 255)

@@ -10,7 +10,7 @@ from test_nccl import check
 from test_transports import parcel_of
 from thread_group import Group, ThreadRanks
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
+from dcp_planner import Cluster, TransferKind
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.plans.transfers import Bundle, Transfer
@@ -74,8 +74,8 @@ def leaving(plan):
 
 @pytest.mark.parametrize("is_frugal", [False, True])
 def test_plans_are_exact_and_no_two_messages_of_a_group_share_a_tag(lab, on_ranks, is_frugal):
-    masks, config = [lab.masks["causal"](170)], PlanConfig("static:zigzag", divisions=2)
-    plan = build_plan(lab.sparsity_of(masks, 16), ModelShape(4, 2, 8, 4), Cluster(2, 2), config)
+    masks = [lab.MASKS["causal"](170)]
+    plan = lab.plan_of(masks, cluster=Cluster(2, 2), divisions=2)
     plan = lab.striped(plan, is_frugal=is_frugal)
     assert plan.transfers.hop.max() == 1
     check(lab, on_ranks, plan, masks)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import Cluster
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels import flash
 from dcp_runtime.kernels.choice import KERNELS, choose_kernel, known_kernel, segment_rows
@@ -107,9 +107,7 @@ def test_every_choice_says_why_it_is_no_other(snapshots, gpu):
 
 def part_of(lab, mask, shape=(8, 2, 64), ranks=2, **constants):
     cluster = Cluster(devices_per_node=ranks, **constants)
-    plan = build_plan(
-        lab.sparsity_of([mask], 160), ModelShape(*shape), cluster, PlanConfig("static:zigzag")
-    )
+    plan = lab.plan_of([mask], block=160, heads=shape, dtype_bytes=2, cluster=cluster)
     return prepare_device(plan, ranks - 1, 128)
 
 

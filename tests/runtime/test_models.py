@@ -7,7 +7,6 @@ import model_scenarios
 import pytest
 import torch
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.plan import decode_part, encode_parts
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.execute import passes
@@ -15,16 +14,13 @@ from dcp_runtime.transport import loopback
 from dcp_runtime.transport.loopback import LoopbackWorld
 
 RANKS = 3
-SHAPE = ModelShape(4, 2, 8, 4)
 
 
-def make(lab, mask, lengths, seed, shape=SHAPE, dtype=torch.float32, routing="direct"):
-    masks = [lab.masks[mask](n) for n in lengths]
-    config = PlanConfig(partitioner="static:zigzag", routing=routing)
-    plan = build_plan(lab.sparsity_of(masks, 16), shape, Cluster(devices_per_node=RANKS), config)
-    heads = shape.q_heads, shape.kv_heads, shape.head_dim
+def make(lab, mask, lengths, seed, dtype=torch.float32):
+    masks = [lab.MASKS[mask](n) for n in lengths]
+    plan = lab.plan_of(masks, RANKS)
     dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
-    return plan, lab.random_qkv(seed, sum(lengths), *heads, dtype), dense
+    return plan, lab.random_qkv(seed, sum(lengths), 4, 2, 8, dtype), dense
 
 
 def cases_of(lab, count=2):
@@ -122,11 +118,10 @@ def test_what_is_no_prepared_plan_is_refused(lab):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_a_compiled_model_is_one_graph_for_all_batches_and_gives_the_same(lab):
     # One rank: the compiler's own state is per process, not per thread.
-    config, cases = PlanConfig(partitioner="static:zigzag"), []
+    cases = []
     for seed, name in enumerate(["causal", "scattered"] * 5):
-        mask = lab.masks[name](50)
-        plan = build_plan(lab.sparsity_of([mask], 16), SHAPE, Cluster(devices_per_node=1), config)
-        cases.append((plan, lab.random_qkv(seed, 50, 4, 2, 8, torch.float32), mask))
+        mask = lab.MASKS[name](50)
+        cases.append((lab.plan_of([mask]), lab.random_qkv(seed, 50, 4, 2, 8, torch.float32), mask))
     torch._dynamo.reset()
     graphs = []
     check(lab, cases, run(cases, model_scenarios.compiled_whole, ranks=1, graphs=graphs))

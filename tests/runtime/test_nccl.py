@@ -19,7 +19,7 @@ import pytest
 import torch
 from thread_group import ThreadRanks
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
+from dcp_planner import Cluster, TransferKind
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import DCPExecutor, RunError
 from dcp_runtime.transport import group_store, group_transport, nccl_transport
@@ -28,6 +28,7 @@ from dcp_runtime.transport.transport import without_overlap
 
 TIMEOUT_S = 2.0
 SEND, RECEIVE = "send", "receive"
+ONCE_PER_NODE = {"layout": "native", "routing": "node", "divisions": 4}
 
 
 @dataclass(eq=False)
@@ -200,27 +201,25 @@ def on_ranks(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cluster", "config", "wrap"),
+    ("cluster", "choices", "wrap"),
     [
-        (Cluster(1, 2), PlanConfig("static:zigzag"), None),
-        (Cluster(1, 4), PlanConfig("native", divisions=4), None),
-        (Cluster(2, 2), PlanConfig("native", routing="node", divisions=4), None),
-        (Cluster(2, 2), PlanConfig("native", routing="node", divisions=4), without_overlap),
-        (Cluster(2, 2), PlanConfig("static:zigzag", head_groups=2), None),
+        (Cluster(1, 2), {}, None),
+        (Cluster(1, 4), {"layout": "native", "divisions": 4}, None),
+        (Cluster(2, 2), ONCE_PER_NODE, None),
+        (Cluster(2, 2), ONCE_PER_NODE, without_overlap),
+        (Cluster(2, 2), {"head_groups": 2}, None),
     ],
     ids=["a pair", "a node", "once per node", "no overlap", "head groups"],
 )
-def test_plans_run_on_communicators_that_keep_the_order(lab, on_ranks, cluster, config, wrap):
-    masks = [lab.masks["full"](130), lab.masks["blind_rows"](40)]
-    plan = build_plan(lab.sparsity_of(masks, 16), ModelShape(4, 2, 8, 4), cluster, config)
-    check(lab, on_ranks, plan, masks, wrap)
+def test_plans_run_on_communicators_that_keep_the_order(lab, on_ranks, cluster, choices, wrap):
+    masks = [lab.MASKS["full"](130), lab.MASKS["blind_rows"](40)]
+    check(lab, on_ranks, lab.plan_of(masks, cluster=cluster, **choices), masks, wrap)
 
 
 @pytest.mark.parametrize("is_frugal", [False, True])
 def test_two_hops_behind_the_first_in_one_division_do_not_stand_still(lab, on_ranks, is_frugal):
-    masks, config = [lab.masks["causal"](170)], PlanConfig("static:zigzag", divisions=2)
-    plan = build_plan(lab.sparsity_of(masks, 16), ModelShape(4, 2, 8, 4), Cluster(2, 4), config)
-    plan = lab.striped(plan, is_frugal=is_frugal)
+    masks = [lab.MASKS["causal"](170)]
+    plan = lab.striped(lab.plan_of(masks, cluster=Cluster(2, 4), divisions=2), is_frugal=is_frugal)
     table = plan.transfers
     for is_result in (False, True):
         chosen = (table.kind >= TransferKind.OUT) == is_result
@@ -245,9 +244,7 @@ def check(lab, on_ranks, plan, masks, wrap=None):
 
 def whole_sequence(lab, ranks):
     """Plan 120 tokens that all see each other; draw q, kv and dout for them."""
-    sparsity = lab.sparsity_of([lab.masks["full"](120)], 8)
-    config = PlanConfig("static:zigzag")
-    plan = build_plan(sparsity, ModelShape(4, 2, 8, 4), Cluster(1, ranks), config)
+    plan = lab.plan_of([("full", 120)], ranks, block=8)
     return plan, *lab.random_qkv(1, 120, 4, 2, 8, torch.float32)
 
 

@@ -7,7 +7,7 @@ import pytest
 import test_random_placements as placements
 import torch
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
+from dcp_planner import TransferKind
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels import choice
@@ -90,22 +90,18 @@ def test_a_kernel_that_leaves_rows_out_is_found_out(lab, monkeypatch):
             super().forward(q, kv, table, scale, replace(state, result=state.result.clone()))
 
     monkeypatch.setattr(choice, "CpuKernel", Forgetful)
-    mask = lab.masks["causal"](32)
-    cluster, config = Cluster(devices_per_node=1), PlanConfig("static:zigzag")
-    plan = build_plan(lab.sparsity_of([mask], 16), ModelShape(2, 1, 8, 4), cluster, config)
+    plan = lab.plan_of([("causal", 32)], heads=(2, 1, 8))
     with pytest.raises(RunError, match="out has 512 values that are not finite after forward"):
         lab.run_in_threads(plan, *lab.random_qkv(1, 32, 2, 1, 8, torch.float32))
 
 
 def part_of(lab, mask, devices, **choices):
-    config = PlanConfig("static:zigzag", **choices)
-    cluster = Cluster(devices_per_node=devices)
-    plan = build_plan(lab.sparsity_of([mask], 16), ModelShape(4, 2, 16, 2), cluster, config)
+    plan = lab.plan_of([mask], devices, heads=(4, 2, 16), dtype_bytes=2, **choices)
     return prepare_device(plan, 0, 16)
 
 
 def test_sums_of_a_single_table_take_no_memory(lab):
-    part = part_of(lab, lab.masks["causal"](49), 1)  # the last block is one row
+    part = part_of(lab, lab.MASKS["causal"](49), 1)  # the last block is one row
     q, kv, _ = lab.random_qkv(1, 49, 4, 2, 16, torch.bfloat16)
     forward = ForwardPass(part, q, kv, None, SUMS)
     rows = QueryRows(q, q, *torch.zeros(2, 49, 4))
@@ -120,7 +116,7 @@ def test_sums_of_a_single_table_take_no_memory(lab):
 def test_rows_of_a_causal_plan_begin_at_home_and_gradients_of_keys_end_with_partial_sums(
     lab, divisions
 ):
-    part = part_of(lab, lab.masks["causal"](96), 2, divisions=divisions)
+    part = part_of(lab, lab.MASKS["causal"](96), 2, divisions=divisions)
     for direction, kind in ((part.forward, TransferKind.OUT), (part.backward, TransferKind.DQ)):
         first, *others = direction.tables
         assert first.opens.all()
@@ -135,7 +131,7 @@ def test_rows_of_a_causal_plan_begin_at_home_and_gradients_of_keys_end_with_part
 
 
 def test_rows_and_keys_in_no_table_are_blank(lab):
-    mask = lab.masks["causal"](64)
+    mask = lab.MASKS["causal"](64)
     mask[16:32], mask[:, 48:] = False, False
     part = part_of(lab, mask, 1)
     assert part.forward.sums[TransferKind.OUT].blank == (slice(16, 32),)

@@ -3,13 +3,17 @@
 from collections import Counter
 from typing import ClassVar
 
+import numpy as np
+import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import Cluster
+from dcp_planner.tables.metrics import measure_memory
 from dcp_runtime import DCPAttn, DCPExecutor
-from dcp_runtime.execute.passes import Pass
-from dcp_runtime.kernels.kernel import Kernel
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass, Pass
+from dcp_runtime.kernels.kernel import Kernel, QueryRows
+from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.transport.loopback import LoopbackWorld
 
 
@@ -40,9 +44,8 @@ class NoKernel(Kernel):
 
 def counted(lab, ranks, layer):
     """Return the operators of forward and backward of a layer, by rank; `layer` counts from 1."""
-    config = PlanConfig("static:zigzag", divisions=3)
-    sparsity = lab.sparsity_of([lab.masks["causal"](256)], 8)
-    plan = build_plan(sparsity, ModelShape(2, 1, 8, 2), Cluster(1, ranks), config)
+    choices = {"block": 8, "heads": (2, 1, 8), "dtype_bytes": 2, "divisions": 3}
+    plan = lab.plan_of([("causal", 256)], ranks, **choices)
 
     def run(transport):
         prepared = DCPExecutor(transport=transport, kernel="reference").prepare(plan)
@@ -80,9 +83,7 @@ def test_further_layers_make_no_views_of_what_travels(lab):
 
 def test_memory_that_is_lent_between_calls_comes_back(lab, monkeypatch):
     """As on CUDA: the storages of shared buffers are empty between two layers."""
-    config = PlanConfig("static:zigzag", divisions=3)
-    masks = [lab.masks["causal"](96)]
-    plan = build_plan(lab.sparsity_of(masks, 8), ModelShape(4, 2, 8, 2), Cluster(1, 4), config)
+    plan = lab.plan_of([("causal", 96)], 4, block=8, dtype_bytes=2, divisions=3)
     qkv = [x.bfloat16() for x in lab.random_qkv(3, 96, 4, 2, 8, torch.float32)]
     kept, _ = lab.run_in_threads(plan, *qkv, layers=3)
     lent = []
@@ -119,9 +120,7 @@ class Followed(torch.Tensor):
 
 
 def test_tensors_of_other_classes_go_through_the_operator(lab):
-    config = PlanConfig("static:zigzag")
-    masks = [lab.masks["causal"](32)]
-    plan = build_plan(lab.sparsity_of(masks, 8), ModelShape(4, 2, 8, 4), Cluster(1, 1), config)
+    plan = lab.plan_of([("causal", 32)], block=8)
     q, kv, _ = lab.random_qkv(3, 32, 4, 2, 8, torch.float32)
 
     def run(transport):
@@ -132,3 +131,49 @@ def test_tensors_of_other_classes_go_through_the_operator(lab):
 
     LoopbackWorld(1).run(run)
     assert "attention.default" in Followed.seen, Followed.seen
+
+
+DTYPES = {2: torch.bfloat16, 4: torch.float32}
+
+
+def allocated(value, seen):
+    """Bytes of all tensors that an object holds, each storage once."""
+    if isinstance(value, torch.Tensor):
+        storage = value.untyped_storage()
+        is_new = storage.data_ptr() not in seen and storage.nbytes() > 0
+        seen.add(storage.data_ptr())
+        return storage.nbytes() if is_new else 0
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, tuple | list):
+        return sum(allocated(part, seen) for part in value)
+    names = getattr(type(value), "__slots__", ()) or getattr(value, "__dict__", ())
+    return sum(
+        allocated(getattr(value, name), seen) for name in names if not name.startswith("_plan")
+    )
+
+
+@pytest.mark.parametrize(("dtype_bytes", "partials"), [(2, "input"), (2, "float32"), (4, "input")])
+@pytest.mark.parametrize("partitioner", ["static:zigzag", "native", "static:documents"])
+def test_what_is_stated_is_what_a_pass_allocates(lab, dtype_bytes, partials, partitioner):
+    plan = lab.plan_of(
+        [("causal", 512), ("causal", 256)], block=64, heads=(4, 2, 16), dtype_bytes=dtype_bytes,
+        cluster=Cluster(2, 2), layout=partitioner, budget="fast", partials=partials,
+    )  # fmt: skip
+    stated, dtype = measure_memory(plan), DTYPES[dtype_bytes]
+    for device in range(4):
+        part, seen = prepare_device(plan, device, 128), set()
+        n = part.num_local
+        q, out = torch.zeros(n, 4, 16, dtype=dtype), torch.zeros(n, 4, 16, dtype=dtype)
+        kv, lse = torch.zeros(n, 2, 2, 16, dtype=dtype), torch.zeros(n, 4)
+        saved = allocated((q, kv, out, lse), seen)
+        assert saved == stated.saved[device]
+        current = ForwardPass(part, q, kv)
+        forward = saved + allocated(current, set(seen))
+        assert forward == stated.forward[device]
+        rows = QueryRows(q, torch.zeros_like(q), lse, torch.zeros(n, 4))
+        dq, dkv = torch.empty_like(q), torch.empty_like(kv)
+        own = allocated((rows, dq, dkv), seen)
+        backward = saved + own + allocated(BackwardPass(part, rows, kv), set(seen))
+        assert backward == stated.backward[device]
+    assert np.all(stated.peak >= stated.saved)

@@ -1,6 +1,6 @@
 """Plans made ahead and handed out, in one process: stand-ins for the pool, the group and workers.
 
-`test_planner_pool` and `test_shared_plans` do the same with processes.
+`test_planner_pool` does the same with processes.
 """
 
 import json
@@ -13,11 +13,11 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from loader_options import make_loader
+from loader_options import SMALL, make_loader
 from torch import distributed as dist
 
 from dcp_dsl import DatasetError, Spec
-from dcp_planner import Cluster, ModelShape, PlanConfig, PlanFileError
+from dcp_planner import Cluster, PlanConfig, PlanFileError
 from dcp_planner.plan import decode_part, encode_parts, encode_plan
 from dcp_planner.workers import TaskError, WorkerLost
 from dcp_runtime import LookAhead, RunError
@@ -32,10 +32,7 @@ SPEC = Spec.from_text(
     "segment s = part[parts]*\nmask own = causal and same(part)\nmask band = causal and q - k < 9\n"
     "stack mixed = 2 of band, own"
 )
-OPTIONS = {
-    "token_budget": 24, "block_size": 8, "cluster": Cluster(devices_per_node=2), "rank": 0,
-    "shape": ModelShape(2, 1, 8, 4), "config": PlanConfig("static:zigzag"),
-}  # fmt: skip
+OPTIONS = {**SMALL, "token_budget": 24, "cluster": Cluster(devices_per_node=2), "rank": 0}
 BAD = "row 7 is bad"
 
 

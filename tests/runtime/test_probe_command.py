@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from planted_masks import CAUSAL, DIM, LENS, PACKED, TOKENS, Attention, Block, Tiny, window
+from test_probe import CAUSAL, DIM, LENS, PACKED, TOKENS, Attention, Block, Tiny, window
 from torch import nn
 
 from dcp_dsl import DCPError, Sample, Spec

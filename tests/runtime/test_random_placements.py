@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hard_numbers import CASES, assert_as_exact_as_eager, make_hard
+from test_precision import CASES, assert_as_exact_as_eager, make_hard
 
 from dcp_planner import BufferLimitError, Cluster, ModelShape, PlanConfig, build_plan, validate
 from dcp_planner.model.problem import build_workload
@@ -62,9 +62,9 @@ def random_plan(lab, masks, shape, rng, cluster=None):
 
 def check(lab, seed):
     rng = np.random.default_rng(seed)
-    names = sorted(lab.masks)
+    names = sorted(lab.MASKS)
     lengths = [int(rng.choice([1, 2, rng.integers(1, 120)])) for _ in range(rng.integers(1, 5))]
-    masks = [lab.masks[names[rng.integers(len(names))]](n) for n in lengths]
+    masks = [lab.MASKS[names[rng.integers(len(names))]](n) for n in lengths]
     dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
     if not dense.any():
         return
@@ -98,20 +98,18 @@ def test_blocks_and_tiles_anywhere_are_exact(lab, first):
 
 
 def test_a_plan_in_the_least_memory_is_exact(lab):
-    mask = lab.masks["causal"](96)
+    mask = lab.MASKS["causal"](96)
     sparsity, shape = lab.sparsity_of([mask], 12), ModelShape(4, 2, 16, 4)
     config = PlanConfig("static:grid", memory_limit_bytes=0)
     with pytest.raises(BufferLimitError) as refused:
         build_plan(sparsity, shape, Cluster(2, 2), config)
     config = replace(config, memory_limit_bytes=refused.value.least)
     plan = build_plan(sparsity, shape, Cluster(2, 2), config)
-    qkv = lab.random_qkv(3, len(mask), 4, 2, 16, torch.float32)
-    got, _ = lab.run_in_threads(plan, *qkv)
-    lab.assert_as_exact_as_eager(got, *qkv, mask)
+    lab.check_plan(plan, mask, 3)
 
 
 def test_nan_in_a_query_stays_in_its_row_and_results_keep_no_buffers(lab):
-    mask = lab.masks["streaming"](160, 0, 6)  # narrow: rows of buffers soon take another block
+    mask = lab.MASKS["streaming"](160, 0, 6)  # narrow: rows of buffers soon take another block
     mask[::7] = False
     workload = build_workload(lab.sparsity_of([mask], 8), ModelShape(2, 1, 8, 4))
     cluster, config = Cluster(devices_per_node=2), PlanConfig("static:zigzag", divisions=6)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import DCPExecutor, DeviceRates, RunError
 from dcp_runtime.execute.executor import TRACED_BATCHES
@@ -196,9 +195,7 @@ def test_on_cuda_events_that_can_be_timed_are_used(stream, monkeypatch):
 @pytest.fixture
 def alone(lab):
     """A plan of one device, its queries, keys and values."""
-    config, cluster = PlanConfig("static:contiguous"), Cluster(devices_per_node=1)
-    sparsity = lab.sparsity_of([lab.masks["causal"](20)], 8)
-    plan = build_plan(sparsity, ModelShape(2, 1, 4, 4), cluster, config)
+    plan = lab.plan_of([("causal", 20)], block=8, heads=(2, 1, 4))
     return plan, *lab.random_qkv(0, 20, 2, 1, 4, torch.float32)[:2]
 
 

@@ -16,9 +16,19 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
-from loader_options import Stream, make_loader
-from packed_rows import ends, joined, numbers, positions, separate, trained
-from target_rows import ONE, OPTIONS, data_of
+from loader_options import (
+    ONE,
+    OPTIONS,
+    Stream,
+    data_of,
+    ends,
+    joined,
+    make_loader,
+    numbers,
+    positions,
+    separate,
+    trained,
+)
 from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
@@ -264,7 +274,9 @@ def test_a_mask_of_the_prompt_is_turned_over():
 @remedy("give one loss_column that is 0 where `{}` or `{}` says so")
 def test_two_masks_become_one():
     row = {**ROW, "completion_mask": [0, 1, 1, 1], "assistant_masks": [1, 0, 1, 1]}
-    assert "give one loss_column" in refused([row], loss_column="completion_mask")
+    said = refused([row], loss_column="completion_mask")
+    assert "column `assistant_masks` leaves out 1 of 4" in said
+    assert "give one loss_column that is 0 where `assistant_masks` or `completion" in said
     masks = zip(row.pop("completion_mask"), row.pop("assistant_masks"), strict=True)
     both = {**row, "both": [one * other for one, other in masks]}
     assert trained([both], loss_column="both") == LAST
@@ -418,11 +430,14 @@ def test_a_mask_is_given_as_one(tmp_path):
     "row {} is gone: the data set had {} rows when the loader was made and has {} now; make a new",
 )
 def test_a_new_loader_reads_rows_that_changed():
-    for change in (lambda rows: rows[1].update(input_ids=[8, 9]), lambda rows: rows.pop()):
+    for change, says in (
+        (lambda rows: rows[1].update(input_ids=[8, 9]), "row 1 had 4 tokens when .* has 2 now"),
+        (lambda rows: rows.pop(), "row 1 is gone: the data set had 2 rows .* has 1 now"),
+    ):
         rows = [dict(ROW), dict(ROW)]
         loader = make_loader(rows, CAUSAL, **ALONE)
         change(rows)
-        with pytest.raises(DatasetError, match="make a new loader"):
+        with pytest.raises(DatasetError, match=f"{says}; make a new loader"):
             list(loader)
         assert trained(rows) == separate([row["input_ids"] for row in rows])
 
@@ -450,7 +465,10 @@ def test_a_stream_resumes_with_its_own_rows():
     state = loader.state_dict()
     other = make_loader(Stream(rows[:1]), CAUSAL, **options)
     other.load_state_dict(state)
-    with pytest.raises(DatasetError, match="resume with the data set"):
+    says = (
+        "the stream ended after 1 rows, the saved state is behind row 2; resume with the data set"
+    )
+    with pytest.raises(DatasetError, match=says):
         list(other)
     again = make_loader(Stream(rows), CAUSAL, **options)
     again.load_state_dict(state)
@@ -491,7 +509,9 @@ def test_rows_that_cannot_be_used_are_skipped_cut_or_mended():
 )
 def test_one_of_two_columns_that_contradict_each_other_is_read():
     row = {**ROW, "labels": [-100, -100, 3, 4], "mask": [1, 1, 0, 1]}
-    assert "RowRules(labels_column=None), or no loss_column" in refused([row], loss_column="mask")
+    said = refused([row], loss_column="mask")
+    assert "at 2 of 4 tokens: `mask` counts token 1 as a target, `labels` leaves it out; " in said
+    assert "RowRules(labels_column=None), or no loss_column" in said
     read = trained([row], loss_column="mask", labels_column=None)
     assert read == separate([ROW["input_ids"]], row["mask"])
     row["mask"] = [0, 0, 1, 1]
@@ -708,17 +728,18 @@ def test_meshes_name_replicas_and_their_ranks():
     found = find_replicas(Packing(replicas=2), Planning(group=mesh))
     assert (found.count, found.context_ranks, found.device) == (2, 2, 2)
     said = choice_refused(lambda: find_replicas(Packing(replicas=4), Planning(group=mesh)))
-    assert "got 4; leave it out" in said
+    assert re.search("expected 2, as the dims dp, cp of .* got 4; leave it out", said)
     assert find_replicas(Packing(), Planning(group=mesh)).count == 2
     plain = init_device_mesh("cpu", (2, 2))
     said = choice_refused(lambda: find_replicas(Packing(), Planning(group=plain)))
-    assert "mesh_dim_names=('dp', 'cp')" in said
+    assert re.search(r"named dims, got 2 dims without names.*mesh_dim_names=\('dp', 'cp'\)", said)
     other = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "sp"))
     said = choice_refused(lambda: find_replicas(Packing(), Planning(group=other)))
-    assert "pass that dim alone if it has another name" in said
+    assert re.search("a dim 'cp', whose ranks .* got the dims dp, sp.*pass that dim alone", said)
     assert find_replicas(Packing(), Planning(group=other["sp"])).context_ranks == 2
     half = mesh_of([[0, 1]])
     said = choice_refused(lambda: find_replicas(Packing(), Planning(group=half)))
+    assert "mesh of all 4 ranks, got one of 1 x 2 = 2; start 2 ranks" in said
     assert "or give sizes whose product is 4" in said
     planning = Planning(group=mesh, cluster=Cluster(1, 8))
     said = choice_refused(lambda: find_replicas(Packing(), planning))
@@ -758,6 +779,7 @@ def test_budgets_micro_batches_and_orders(tmp_path):
     assert "raise token_budget=8, which is that of one of 2 replicas" in said
     assert sum(tokens(longer, group="all", token_budget=9, rank=rank) for rank in (0, 1)) == 17
     said = choice_or_row(lambda: tokens([ROW] * 2, micro_batches=3))
+    assert "got 2 usable rows for micro_batches=3; use at most" in said
     most = int(re.search("use at most (.*)$", said)[1])
     assert sum(tokens([ROW] * 2, micro_batches=most, rank=rank) for rank in (0, 1)) == 8
     said = choice_or_row(lambda: tokens(Stream([ROW]), shuffle=True))
@@ -804,7 +826,7 @@ def test_one_iteration_at_a_time_in_this_process():
     def loader():
         return make_loader([ROW, ROW], CAUSAL, **{**ALONE, "token_budget": 4})
 
-    with pytest.raises(RunError, match="make a loader for each"):
+    with pytest.raises(RunError, match=r"another iteration .* has begun .*make a loader for each"):
         list(zip(one := loader(), one, strict=True))
     pairs = list(zip(loader(), loader(), strict=True))
     assert [data.rows for pair in pairs for data, _ in pair] == [(0,), (0,), (1,), (1,)]

@@ -2,6 +2,7 @@
 
 import random
 import re
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from loader_options import make_loader
 
 from dcp_dsl import Sample, Spec, block_sparsity
@@ -18,7 +20,7 @@ from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule, cut_divisions
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.tables import receive_buffer_bytes
-from dcp_runtime import DCPAttn, DCPExecutor, RunError
+from dcp_runtime import DCPAttn, DCPExecutor, RunError, sum_gradients, undispatch
 from dcp_runtime.execute.exact_sums import ExactSums, digits_of
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.plans.device_plan import prepare_device
@@ -161,9 +163,7 @@ def test_reproducible_plans_are_as_exact_as_others(lab, mask, kernel, dtype):
     masks = [SPEC.mask(mask).bind(Sample({}, n)) for n in (520, 40)]
     config = PlanConfig("static:zigzag", reproducible=True)
     plan = build_plan(block_sparsity(masks, 256, 256), SHAPE, Cluster(devices_per_node=3), config)
-    q, kv, dout = lab.random_qkv(5, 560, 4, 2, 16, dtype)
-    got, _ = lab.run_in_threads(plan, q, kv, dout, kernel=kernel, layers=2)
-    lab.assert_as_exact_as_eager(got, q, kv, dout, plan.mask_tile(0, 560, 0, 560))
+    lab.check_plan(plan, plan.mask_tile(0, 560, 0, 560), 5, dtype, kernel=kernel, layers=2)
 
 
 def test_sums_of_digits_are_those_of_fractions_in_any_order():
@@ -236,7 +236,7 @@ def worlds(tmp_path_factory, start_ranks):
     """Train on 1, 2 and 4 processes; return the folder of what they hold."""
     folder = tmp_path_factory.mktemp("worlds")
     for ranks in (1, 2, 4):
-        start_ranks(ranks, Path(__file__).with_name("reproducible_ranks.py"), folder, folder, 10)
+        start_ranks(ranks, Path(__file__), folder, folder, 10)
     return folder
 
 
@@ -297,3 +297,69 @@ def test_a_process_that_plans_ahead_makes_the_same_reproducible_plans():
         ahead = [plan for _, plan in loader]
     assert [digest(plan) for plan in ahead] == [digest(plan) for plan in here]
     assert all(plan.shape.exact_sums for plan in ahead)
+
+
+TRAINED_LENGTHS, HEADS = (520, 40), (2, 1, 1)
+
+
+def train(steps):
+    """Return the trained q, k and v of all tokens after some steps of two layers."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    mask = Spec.from_text("mask plain = causal").mask("plain")
+    masks = [mask.bind(Sample({}, n)) for n in TRAINED_LENGTHS]
+    generator = torch.Generator().manual_seed(0)
+    start = [torch.randn(sum(TRAINED_LENGTHS), h, 16, generator=generator) for h in HEADS]
+    target = torch.randn(sum(TRAINED_LENGTHS), 2, 16, generator=generator)
+    config = PlanConfig("static:ring", reproducible=True)
+    blocks = block_sparsity(masks, 256 * (1 + size % 2), 256 * (1 + size % 2))
+    plan = build_plan(blocks, ModelShape(*HEADS[:2], 16, 4), Cluster(devices_per_node=size), config)
+    rows = torch.tensor(plan.local_tokens(rank))
+    trained = [x[rows].requires_grad_() for x in start]
+    optimizer = torch.optim.Adam(trained, lr=0.01)
+    # The parameters of ranks differ by design: each holds its own tokens.
+    with DCPExecutor(compare_parameters_every=None) as executor:
+        for step in range(steps):
+            prepared = executor.prepare(plan, step=step)
+            q, k, v = trained
+            out = DCPAttn.apply(prepared, q, (k, v))
+            out = DCPAttn.apply(prepared, out + q, (k, v))
+            ((out - target[rows]) ** 2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [undispatch(x.detach(), plan) for x in trained]
+
+
+def summed_in_order():
+    """Return sums of gradients over the ranks, and what is refused."""
+    model = torch.nn.Linear(4, 3)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for p in model.parameters():
+        p.grad = torch.randn(p.shape, generator=generator) * 10.0 ** (3 * dist.get_rank())
+    own = [p.grad.clone() for p in model.parameters()]
+    sum_gradients(model, reproducible=True)
+    parallel = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 3))
+    parallel(torch.ones(1, 4)).sum().backward()
+    refused = ""
+    try:
+        sum_gradients(parallel, reproducible=True)
+    except RunError as error:
+        refused = str(error)
+    return own, [p.grad for p in model.parameters()], refused
+
+
+def main():
+    """Train, sum, and write what was found."""
+    folder, steps = Path(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    trained = train(steps)
+    if rank == 0:
+        torch.save(trained, folder / f"trained-{size}.pt")
+    if size > 1:
+        torch.save(summed_in_order(), folder / f"sums-{size}-{rank}.pt")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

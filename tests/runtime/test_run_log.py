@@ -305,7 +305,6 @@ def test_only_whole_new_lines_are_read(tmp_path):
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.timeout(20)
 def test_a_pipe_in_place_of_a_log_does_not_hold_up_the_reader(tmp_path):
     path = tmp_path / "run.dcprun.jsonl"
     os.mkfifo(path)

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from dcp_dsl import DCPError
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.plan import encode_plan
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_planner.tables import Attention, CommWait, measure_memory
@@ -29,15 +28,12 @@ RANKS = 2
 
 @pytest.fixture
 def plan(lab):
-    masks = [lab.masks["causal"](50), lab.masks["blind_rows"](30)]
-    config = PlanConfig("static:zigzag")
-    return build_plan(lab.sparsity_of(masks, 16), ModelShape(4, 2, 8, 4), Cluster(1, RANKS), config)
+    return lab.plan_of([("causal", 50), ("blind_rows", 30)], RANKS)
 
 
 @pytest.fixture(scope="module")
 def alone(lab):
-    config, mask = PlanConfig("static:contiguous"), lab.masks["causal"](20)
-    return build_plan(lab.sparsity_of([mask], 16), ModelShape(2, 1, 8, 4), Cluster(1, 1), config)
+    return lab.plan_of([("causal", 20)], heads=(2, 1, 8))
 
 
 class Here:

@@ -1,25 +1,81 @@
-"""Rows that `group_rows` makes: what they share, what stays each rollout's, what is refused."""
+"""Trees of rollouts: what they share and keep apart, what is refused, how they train."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from click.testing import CliRunner
-from loader_options import make_loader
-from tree_rollouts import agent_log, nodes_of_trie
+from loader_options import ONE, SMALL, make_loader
+from losses_model import WORDS, Model, attend_causally
 
 from dcp_dsl import DatasetError, Spec, read_dataset
-from dcp_planner import Cluster, ModelShape, PlanConfig
-from dcp_runtime import RunError, by_rollout, group_rows
+from dcp_planner import ModelShape, PlanConfig
+from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, by_rollout, group_rows
 from dcp_runtime.commands import trees as trees_command
 from dcp_runtime.data.trees import write_trees
 
+
+def agent_log(seed, rollouts=9, turns=4, longest=6, words=WORDS):
+    """Draw rollouts of one task: retries, edits, calls of tools that branch, repeats and prefixes.
+
+    Columns hold numbers that float32 holds exactly; rollouts differ in them also where they share
+    tokens.
+    """
+    rng = np.random.default_rng(seed)
+    found = []
+    system = rng.integers(0, words, rng.integers(1, longest + 1)).tolist()
+    for _ in range(rollouts):
+        kind = rng.choice(["new", "retry", "edit", "repeat", "prefix"]) if found else "new"
+        base = found[rng.integers(len(found))] if found else system
+        cut = int(rng.integers(1, len(base) + 1))
+        tokens = {"new": system, "repeat": base, "edit": base, "retry": base[:cut]}.get(
+            kind, base[:cut]
+        )
+        if kind in ("new", "retry"):
+            for _turn in range(int(rng.integers(1, turns))):
+                tokens = tokens + rng.integers(0, words, rng.integers(1, longest)).tolist()
+        elif kind == "edit":
+            tokens = [*tokens]
+            tokens[cut - 1] = int(rng.integers(0, words))
+        found.append(tokens)
+    return [row_of(rng, tokens, number) for number, tokens in enumerate(found)]
+
+
+def row_of(rng, tokens, number):
+    count = len(tokens)
+    return {
+        "tokens": tokens,
+        "response_mask": rng.integers(0, 4, count).clip(0, 1).tolist(),
+        "advantages": [float(rng.integers(-4, 5)) / 4] * count,
+        "old": (-rng.integers(20, 40, count) / 8).tolist(),
+        "reward": number / 2,
+    }
+
+
+def nodes_of_trie(rows):
+    """Count the tokens of a trie, by hashing every prefix."""
+    return len({tuple(row["tokens"][: n + 1]) for row in rows for n in range(len(row["tokens"]))})
+
+
+def shares(rows):
+    """Return for each token of each rollout how many rollouts count the same token as a target."""
+    counted = {}
+    for row in rows:
+        for n in range(1, len(row["tokens"])):
+            prefix = tuple(row["tokens"][: n + 1])
+            counted[prefix] = counted.get(prefix, 0) + row["response_mask"][n]
+    return [
+        [0, *(counted[tuple(row["tokens"][: n + 1])] for n in range(1, len(row["tokens"])))]
+        for row in rows
+    ]
+
+
 SPEC = Spec.from_text("mask tree = rollout_tree  mask plain = causal")
-OPTIONS = {
-    "token_budget": 256, "block_size": 8, "cluster": Cluster(1, 1), "rank": 0,
-    "shape": ModelShape(2, 1, 8, 4), "config": PlanConfig("static:zigzag"),
-}  # fmt: skip
+OPTIONS = {**SMALL, "token_budget": 256, "cluster": ONE, "rank": 0}
 COLUMNS = ("advantages", "old")
 RULES = {"loss_column": "response_mask", "extra_columns": COLUMNS, "shared_targets": "per_path"}
 
@@ -299,3 +355,134 @@ def test_a_file_of_another_kind_or_with_values_beyond_json_is_refused(tmp_path):
     with pytest.raises(DatasetError, match=r"write .parquet, or leave"):
         write_trees(tmp_path / "a.jsonl", group_rows(plain(x={1})))
     assert list(tmp_path.iterdir()) == []
+
+
+CASES = {
+    "per_path": {"shared_targets": "per_path"},
+    "once": {"shared_targets": "once"},
+    "sequence": {"shared_targets": "per_path"},
+    "budget": {"shared_targets": "per_path", "token_budget": 24, "micro_batches": 2},
+}
+
+
+def policy_terms(log_probs, advantages, old):
+    """Return the clipped objective of each target."""
+    ratio = (log_probs - old).exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages)
+
+
+def of_sequences(log_probs, columns):
+    """Return the mean over rollouts of a ratio for each whole rollout, clipped."""
+    terms = []
+    for number, own in log_probs.items():
+        advantage, ratio = columns[number]["advantages"][0], (own.sum() / 50).exp()
+        terms.append(-torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
+    return torch.stack(terms).mean()
+
+
+def trained(name, executor):
+    options = {"token_budget": 256, **CASES[name]}
+    rows = agent_log(3)
+    trees = group_rows(rows, token_budget=options["token_budget"])
+    loader = make_loader(
+        trees, SPEC.mask("tree"), shape=ModelShape(2, 2, 8, 8), block_size=4,
+        config=PlanConfig("static:zigzag"), loss_column="response_mask",
+        extra_columns=("advantages", "old"), **options,
+    )  # fmt: skip
+    model, total, found = Model(), torch.zeros((), dtype=torch.float64), {}
+    for data, plan in loader:
+        layers = LayerPlans.prepare(executor, plan)
+        logits, _, _ = model(
+            data.tokens, data.position_ids,
+            lambda n, q, kv, own=layers: DCPAttn.apply(own.of(n), q, kv),
+        )  # fmt: skip
+        log_probs = logits.log_softmax(-1)[data.target_rows, data.target_ids]
+        terms = policy_terms(log_probs, data.target_extra["advantages"], data.target_extra["old"])
+        loss = (terms * data.target_weights).sum() / data.num_targets
+        if name == "sequence":
+            loss = of_sequences(by_rollout(log_probs, data), rows) / dist.get_world_size()
+        loss.backward()
+        total += loss.detach()
+        found |= {number: own.detach() for number, own in by_rollout(log_probs, data).items()}
+    dist.all_reduce(total)
+    for weight in model.parameters():
+        weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        dist.all_reduce(weight.grad)
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    return {"loss": total, "gradients": gradients, "log_probs": found, "trees": len(trees)}
+
+
+def main():
+    """Be one rank: ``test_tree_rows.py OUT`` saves losses and summed gradients."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    with DCPExecutor() as executor:
+        found = {name: trained(name, executor) for name in CASES}
+    torch.save(found, Path(sys.argv[1]) / f"found-{dist.get_rank()}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory, start_ranks):
+    saved = {}
+    for ranks in (1, 4):
+        folder = tmp_path_factory.mktemp("trees")
+        start_ranks(ranks, Path(__file__), folder, folder)
+        saved[ranks] = [torch.load(folder / f"found-{rank}.pt") for rank in range(ranks)]
+    return saved
+
+
+def separate(model, rows, *, once):
+    """Return the loss and the log-probabilities of rollouts that are run one by one."""
+    total, targets, log_probs = 0.0, 0.0, {}
+    for number, (row, share) in enumerate(zip(rows, shares(rows), strict=True)):
+        tokens = torch.tensor(row["tokens"])
+        places = torch.arange(len(tokens))
+        logits, _, _ = model(tokens, places, attend_causally([len(tokens)]))
+        own = logits[:-1].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+        counted = torch.tensor(row["response_mask"])[1:]
+        weights = counted.double()
+        if once:  # a weight is a float32
+            weights = torch.where(counted > 0, 1 / torch.tensor(share[1:]), 0.0).double()
+            targets += sum(1 / n for n, is_own in zip(share[1:], counted, strict=True) if is_own)
+        else:
+            targets += int(counted.sum())
+        columns = (
+            torch.tensor(row[name], dtype=torch.float64)[1:] for name in ("advantages", "old")
+        )
+        total = total + (policy_terms(own, *columns) * weights).sum()
+        log_probs[number] = torch.cat([torch.zeros(1).double(), own * counted])
+    return total / round(targets), log_probs
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_trees_train_as_separate_rollouts_do(found, name, ranks):
+    model, rows = Model(), agent_log(3)
+    loss, log_probs = separate(model, rows, once=name == "once")
+    if name == "sequence":
+        loss = of_sequences(log_probs, rows)
+    loss.backward()
+    for rank in found[ranks]:
+        assert (rank[name]["trees"] > 1) == (name == "budget")
+        assert float(rank[name]["loss"]) == pytest.approx(loss.item(), rel=1e-12)
+        for weight_name, weight in model.named_parameters():
+            wanted = torch.zeros_like(weight) if weight.grad is None else weight.grad
+            got = rank[name]["gradients"][weight_name]
+            torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-14, msg=weight_name)
+        assert rank[name]["log_probs"].keys() == log_probs.keys()
+        for number, wanted in log_probs.items():
+            got = rank[name]["log_probs"][number]
+            torch.testing.assert_close(got, wanted.detach(), rtol=1e-12, atol=1e-14)
+
+
+def test_trees_hold_as_few_tokens_as_a_trie():
+    for seed in range(1000):
+        rows = agent_log(seed, rollouts=1 + seed % 12, words=4)
+        trees = group_rows(rows)
+        assert trees.tokens == sum(len(row["tokens"]) for row in trees) == nodes_of_trie(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -7,10 +7,10 @@ import importlib.util
 import threading
 from dataclasses import replace
 
-import hard_numbers
 import numpy as np
 import pytest
 import test_kernels as kernel_tests
+import test_precision
 import test_random_placements as placements
 import test_triton as tables
 import torch
@@ -18,7 +18,7 @@ import triton.language as tl
 from triton import knobs
 from triton.runtime import interpreter
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
+from dcp_planner import Cluster, ModelShape, TransferKind
 from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import (
@@ -92,7 +92,7 @@ def heads_share_tiles(monkeypatch):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_kernels_are_as_exact_as_eager_attention(lab, case):
     mask, heads, dim, dtype, lengths, block, rows = case
-    sparsity = lab.sparsity_of([lab.masks[mask](n) for n in lengths], block)
+    sparsity = lab.sparsity_of([lab.MASKS[mask](n) for n in lengths], block)
     qkv = lab.random_qkv(1, sum(lengths), *HEADS[heads], dim, dtype)
     got = kernel_tests.run_kernel(TritonKernel(), sparsity, qkv, 2, 2, rows)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
@@ -116,7 +116,7 @@ def test_random_tables_give_what_the_reference_gives(lab, seed):
 
 
 def test_soft_caps_are_those_of_the_reference_kernel(lab):
-    sparsity = lab.sparsity_of([lab.masks["causal"](70)], 40)
+    sparsity = lab.sparsity_of([lab.MASKS["causal"](70)], 40)
     qkv = lab.random_qkv(7, 70, 2, 1, 32, torch.float32)
     qkv[0].mul_(5)  # scores far beyond the cap
     kernels = TritonKernel(1.5), ReferenceKernel(1.5), ReferenceKernel()
@@ -127,7 +127,7 @@ def test_soft_caps_are_those_of_the_reference_kernel(lab):
 
 
 def test_two_runs_give_the_same_bits(lab):
-    sparsity = lab.sparsity_of([lab.masks["scattered"](28)], 28)
+    sparsity = lab.sparsity_of([lab.MASKS["scattered"](28)], 28)
     qkv = lab.random_qkv(5, 28, 4, 1, 32, torch.float32)
     runs = [kernel_tests.run_kernel(TritonKernel(), sparsity, qkv, 3, 1, 64) for _ in range(2)]
     for name in ("out", "lse", "dq", "dkv"):
@@ -135,7 +135,7 @@ def test_two_runs_give_the_same_bits(lab):
 
 
 def test_rows_that_see_nothing_and_keys_that_nobody_sees_give_exact_zeros(lab):
-    mask = lab.masks["blind_rows"](40)
+    mask = lab.MASKS["blind_rows"](40)
     qkv = lab.random_qkv(5, 40, 2, 1, 32, torch.float32)
     got = kernel_tests.run_kernel(TritonKernel(), lab.sparsity_of([mask], 16), qkv, seed=6)
     blind, unseen = ~mask.any(1), ~mask.any(0)
@@ -209,24 +209,20 @@ def one_at_a_time(monkeypatch):
 @pytest.mark.usefixtures("one_at_a_time")
 def test_whole_plans_run_on_the_kernels(lab):
     """Tiles anywhere: queries and keys travel, and partial results of both."""
-    masks = [lab.masks["streaming"](40), lab.masks["scattered"](17)]
+    masks = [lab.MASKS["streaming"](40), lab.MASKS["scattered"](17)]
     shape, cluster = ModelShape(2, 1, 32, 4), Cluster(devices_per_node=2)
     plan = placements.random_plan(lab, masks, shape, np.random.default_rng(1), cluster)
     assert {TransferKind.OUT, TransferKind.DKV} <= set(plan.transfers.kind.tolist())
-    q, kv, dout = lab.random_qkv(9, 57, 2, 1, 32, torch.float32)
-    got, _ = lab.run_in_threads(plan, q, kv, dout, "triton")
     dense = np.zeros((57, 57), bool)
     dense[:40, :40], dense[40:, 40:] = masks
-    lab.assert_as_exact_as_eager(got, q, kv, dout, dense)
+    lab.check_plan(plan, dense, 9, kernel="triton")
 
 
 @pytest.mark.usefixtures("one_at_a_time")
 def test_sums_that_kernels_begin_and_end_have_the_same_bits(lab, monkeypatch):
-    masks = [lab.masks["scattered"](24), lab.masks["blind_rows"](25)]
-    plan = build_plan(
-        lab.sparsity_of(masks, 16), ModelShape(4, 2, 32, 2), Cluster(devices_per_node=2),
-        PlanConfig("static:zigzag", divisions=2),
-    )  # fmt: skip
+    plan = lab.plan_of(
+        [("scattered", 24), ("blind_rows", 25)], 2, heads=(4, 2, 32), dtype_bytes=2, divisions=2
+    )
     qkv = lab.random_qkv(9, 49, 4, 2, 32, torch.float16)
     got, _ = lab.run_in_threads(plan, *qkv, "triton")
     monkeypatch.setattr(TritonKernel, "finishes", frozenset())
@@ -236,28 +232,28 @@ def test_sums_that_kernels_begin_and_end_have_the_same_bits(lab, monkeypatch):
 
 
 def test_keys_of_any_weight_are_as_exact_as_in_eager(lab):
-    sparsity = lab.sparsity_of([lab.masks["blind_rows"](40)], 14)
+    sparsity = lab.sparsity_of([lab.MASKS["blind_rows"](40)], 14)
     q, kv, dout = lab.random_qkv(3, 40, 4, 2, 32, torch.float64)
-    case = hard_numbers.a_key_that_takes_almost_all
-    q, k, v, sinks = hard_numbers.make_hard(case, (q, kv[:, 0], kv[:, 1]), torch.float32)
+    case = test_precision.a_key_that_takes_almost_all
+    q, k, v, sinks = test_precision.make_hard(case, (q, kv[:, 0], kv[:, 1]), torch.float32)
     got = kernel_tests.run_kernel(
         TritonKernel(), sparsity, (q, torch.stack([k, v], 1), dout.float()), 2, 3, 32
     )
     got = {"out": got["out"], "dq": got["dq"], "dk": got["dkv"][:, 0], "dv": got["dkv"][:, 1]}
     tensors, mask = (q, k, v, torch.full_like(sinks, -torch.inf)), kernel_tests.dense_of(sparsity)
-    hard_numbers.assert_as_exact_as_eager(got, tensors, dout.float(), mask)
+    test_precision.assert_as_exact_as_eager(got, tensors, dout.float(), mask)
 
 
 def test_parts_of_any_weight_keep_their_digits():
     def merge(out, lse, part, part_lse):
         triton_kernel.merge_rows(AttentionState(out, lse), 0, part, part_lse)
 
-    hard_numbers.assert_merged_as_one(merge, 0)
+    test_precision.assert_merged_as_one(merge, 0)
 
 
 def test_a_wide_cap_leaves_small_scores_their_digits(lab):
     """A cap of 50, as Gemma 2 has it, over scores of 1."""
-    sparsity = lab.sparsity_of([lab.masks["causal"](40)], 40)
+    sparsity = lab.sparsity_of([lab.MASKS["causal"](40)], 40)
     qkv = lab.random_qkv(7, 40, 2, 1, 32, torch.float32)
     wide = [x.double() for x in qkv]
     exact, same = (

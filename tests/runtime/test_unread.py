@@ -1,11 +1,9 @@
 """Columns of other tools that nothing reads: found by name and by what they hold, and no others."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
-from packed_rows import (
+from loader_options import (
     PACKERS,
     SAY_NOTHING,
     ends,
@@ -16,7 +14,6 @@ from packed_rows import (
     separate,
     trained,
 )
-from target_rows import data_of
 
 from dcp_dsl import Sample, Spec, token_paths
 from dcp_runtime import RowRules, RunError
@@ -351,6 +348,7 @@ def test_columns_with_several_readings_are_told_once(caplog):
         assert "add up to the tokens of every row so far" in told
         assert all(f"`{name}`" in told for name in names)
         caplog.clear()
+        refused_at(rows, says=False)  # another rank says it
         assert refused_at(rows, RowRules(unchecked_columns=names)) == (-1, "")
         assert not caplog.messages
 
@@ -377,15 +375,6 @@ def test_a_mask_of_another_tool_that_nothing_reads_is_refused(name):
     assert trained(rows) == separate([ROW["input_ids"]] * len(rows))
 
 
-def test_a_mask_is_read_carried_along_or_unchecked():
-    row = {**ROW, "loss_mask": [0, 0, 1, 1]}
-    assert trained([row], loss_column="loss_mask") == LAST
-    assert trained([row], unchecked_columns=["loss_mask"]) == ALL
-    carried = data_of([row], "plain", extra_columns=("loss_mask",))
-    assert carried.extra["loss_mask"].tolist() == [0, 0, 1, 1]
-    assert carried.num_targets == 3
-
-
 @pytest.mark.parametrize("name", [*COUNTED, "attention_mask", "input_mask"])
 def test_labels_that_count_what_a_mask_leaves_out_contradict_it(name):
     mask = [1, 1, 0, 0] if name in ("attention_mask", "input_mask") else [0, 0, 1, 1]
@@ -398,16 +387,6 @@ def test_labels_that_count_what_a_mask_leaves_out_contradict_it(name):
     agreed = [token if counts else -100 for token, counts in zip([1, 2, 3, 4], mask, strict=True)]
     row = {**ROW, "labels": agreed, name: mask}
     assert trained([row]) == separate([[1, 2, 3, 4]], mask)
-
-
-def test_two_masks_must_leave_out_the_same():
-    row = {**ROW, "completion_mask": [0, 0, 1, 1], "assistant_masks": [0, 0, 0, 1]}
-    says = (
-        "column `assistant_masks` leaves out 3 of 4 .* is 0 where `assistant_masks` or `completion"
-    )
-    with pytest.raises(RunError, match=says):
-        trained([row], loss_column="completion_mask")
-    assert trained([row], loss_column="assistant_masks")[2] == [(2, 4)]
 
 
 def test_padding_is_refused_wherever_it_lies():
@@ -466,21 +445,3 @@ def test_labels_of_any_name_are_known_by_what_they_hold():
     harmless = [-100] * 4, [-100, -100, 9, 4], [1, 2, 3, 4], [-100, 2, 3, 4], [-100, 3]
     rows = [{**ROW, f"gold_{at}": values} for at, values in enumerate(harmless)]
     assert trained(rows) == separate([[1, 2, 3, 4]] * len(rows))
-
-
-def test_a_column_that_looks_like_a_loss_mask_is_told_once(caplog):
-    caplog.set_level(logging.WARNING)
-    rng = np.random.default_rng(0)
-    rows = []
-    for _ in range(40):
-        prompt, answer = rng.integers(8, 30, 2).tolist()
-        rows.append({"tokens": [0] * (prompt + answer), "spoken": [0] * prompt + [1] * answer})
-    assert refused_at(rows)[0] == -1
-    assert len(caplog.records) == 1
-    said = caplog.records[0].getMessage()
-    assert "column `spoken` holds 0 for " in said
-    assert "RowRules(loss_column='spoken') reads it" in said
-    caplog.clear()
-    refused_at(rows, RowRules(unchecked_columns=("spoken",)))
-    refused_at(rows, says=False)
-    assert not caplog.records

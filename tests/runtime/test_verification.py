@@ -39,7 +39,7 @@ def head_of(q, kv, dout, head):
 def test_dense_attention_equals_autograd(lab, monkeypatch, mask, chunk_bytes):
     monkeypatch.setattr(dense_attention, "CHUNK_BYTES", chunk_bytes)
     q, kv, dout = lab.random_qkv(0, 60, 4, 2, 8, torch.float64)
-    dense = lab.masks[mask](60)
+    dense = lab.MASKS[mask](60)
     want = lab.eager(q, kv, dout, dense)
     for head in (0, 1):
         part, seen = head_of(q, kv, dout, head), torch.tensor(dense)
@@ -153,9 +153,7 @@ def test_inputs_of_a_block_do_not_depend_on_its_neighbours(ran):
 def test_narrow_heads_whose_eager_error_is_luck_are_verified_and_small_faults_are_not(
     lab, head_dim, seed, mask
 ):
-    sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (40, 1, 23)], 16)
-    shape, config = ModelShape(1, 1, head_dim, 4), PlanConfig(partitioner="static:zigzag")
-    plan = build_plan(sparsity, shape, Cluster(devices_per_node=3), config)
+    plan = lab.plan_of([(mask, n) for n in (40, 1, 23)], 3, heads=(1, 1, head_dim))
     q, kv, dout = lab.random_qkv(seed, 64, 1, 1, head_dim, torch.float32)
     got, _ = lab.run_in_threads(plan, q, kv, dout)
     inputs = Inputs(q, kv, dout)

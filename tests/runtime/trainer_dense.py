@@ -3,8 +3,8 @@
 from functools import partial
 
 import torch
+from test_trainer import evaluated_rows, packed, trained_rows
 from torch.nn import functional
-from trainer_rows import evaluated_rows, packed, trained_rows
 from trainer_runs import (
     ALONE,
     NORM,

@@ -6,27 +6,243 @@ these, and two processes the same alone.
 """
 
 import gc
+import json
 import os
+import re
+import shutil
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
-
-sys.path.insert(0, str(Path(__file__).parent))
 import trainer_dense
 from accelerate.state import AcceleratorState, GradientState
-from rank_trainers import trainer_of
+from loader_options import Stream, make_loader
+from test_trainer import evaluated_rows, packed, rows, trained_rows
 from trainer_dense import evaluated_loss, result_of
-from trainer_refusals import REFUSALS
-from trainer_rows import evaluated_rows, packed, trained_rows
-from trainer_runs import LOOPS, RUNS, SLOW, SMALL, model_of
-from transformers import TrainerCallback
+from trainer_runs import (
+    ALONE,
+    EVERY_STEP,
+    LOOPS,
+    ROUTER,
+    RUNS,
+    SLOW,
+    SMALL,
+    SPEC,
+    AddedTermForCausalLM,
+    OwnLoss,
+    Run,
+    model_of,
+    rank_loss,
+)
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
-from dcp_runtime import RunError
+from dcp_dsl import Spec
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_runtime import DCPDataloader, DCPTrainerMixin, Planning, RunError
+
+PAGE = Path(__file__).parents[2] / "docs" / "adoption-huggingface.md"
+
+
+class Noted:
+    """Notes the rows of every step, by epoch."""
+
+    def get_batch_samples(self, batches, count, device):
+        found, targets = super().get_batch_samples(batches, count, device)
+        if getattr(self, "iterated", None) is not batches:
+            self.iterated = batches
+            self.__dict__.setdefault("trained", []).append([])
+        if found:
+            self.trained[-1].append([each["data"].rows for each in found if each["plan"]])
+        return found, targets
+
+
+class MaskTrainer(Noted, DCPTrainerMixin, Trainer):
+    pass
+
+
+class OwnLossTrainer(OwnLoss, MaskTrainer):
+    pass
+
+
+def shown_trainer():
+    """Return the trainer that the page shows, which chooses the options of its executor."""
+    text, names = PAGE.read_text(encoding="utf-8"), {}
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (block,) = [block for block in blocks if "create_executor" in block]
+    exec(block, names)
+    return type("ShownTrainer", (Noted, names["MaskTrainer"]), {})
+
+
+TRAINERS = {"own_loss": OwnLossTrainer, "shown": shown_trainer()}
+
+
+def loader_of(run, data, **options):
+    return make_loader(
+        data, SPEC.stack(run.stack), token_budget=run.budget, shape=ModelShape(4, 2, 8, 4),
+        block_size=8, config=PlanConfig("static:zigzag"), hidden_targets="leave_out", **options,
+    )  # fmt: skip
+
+
+def trainer_of(run, folder, **options):
+    """Return a trainer that is ready to run; `options` are more of its arguments."""
+    args = TrainingArguments(
+        str(folder), use_cpu=True, ddp_backend="gloo", report_to=[], disable_tqdm=True,
+        **ALONE | run.options | options,
+    )  # fmt: skip
+    data = trained_rows(run.data)
+    data = Stream(data) if run.data == "stream" else data
+    sharing = {key: run.packing[key] for key in ("replicas", "group") if key in run.packing}
+    kind = (torch.optim.SGD, {"lr": args.learning_rate, "momentum": run.momentum})
+    return TRAINERS.get(run.trainer, MaskTrainer)(
+        model_of(run, "dcp"), args, train_dataset=loader_of(run, data, **run.packing),
+        eval_dataset={n: loader_of(run, evaluated_rows(n), **sharing) for n in run.evaluated},
+        compute_loss_func=rank_loss if run.has_loss_func else None,
+        callbacks=[EarlyStoppingCallback(2)] if run.trainer == "stopping" else [],
+        optimizer_cls_and_kwargs=kind if run.momentum else None,
+    )  # fmt: skip
+
+
+RUN = Run({"max_steps": 1})
+EVALUATED = replace(SMALL, options=EVERY_STEP)
+
+
+class Behind(DCPTrainerMixin, OwnLoss, Trainer):
+    """A class whose loss the mixin in front of it replaces."""
+
+
+class Old(DCPTrainerMixin, SimpleNamespace):
+    """A trainer without the parts of the loop that transformers has from 5.8 on."""
+
+
+def options(run=RUN, **chosen):
+    """Train with options of the trainer."""
+    return lambda folder: trainer_of(run, folder, **chosen).train()
+
+
+def packing(**chosen):
+    return lambda folder: trainer_of(replace(RUN, packing=chosen), folder).train()
+
+
+def changed(change, run=RUN, call="train"):
+    """Train after a change of the trainer, its arguments or its data."""
+
+    def meet(folder):
+        trainer = trainer_of(run, folder)
+        change(trainer)
+        getattr(trainer, call)(*([None] if call == "predict" else []))
+
+    return meet
+
+
+def argument(**values):
+    """Train with arguments that only other machines or packages would take."""
+    return changed(lambda trainer: vars(trainer.args).update(values))
+
+
+def attribute(run=RUN, call="train", **values):
+    """Call a trainer with what its constructor would have kept."""
+    return changed(lambda trainer: vars(trainer).update(values), run, call)
+
+
+def first_fsdp(folder):
+    trainer = trainer_of(RUN, folder)
+    trainer.accelerator.state.fsdp_plugin = SimpleNamespace(fsdp_version=1)
+    try:
+        trainer.train()
+    finally:
+        trainer.accelerator.state.fsdp_plugin = None
+
+
+def divided(trainer):
+    trainer.accelerator.gradient_accumulation_steps = 3
+
+
+def other_loss(trainer):
+    trainer.model.loss_function = lambda logits, **_: logits.mean()
+
+
+def own_term(trainer):
+    config = model_of(RUN, "dcp").config
+    trainer.model = trainer.model_wrapped = AddedTermForCausalLM(config)
+
+
+def loader_for_one(trainer):
+    trainer.train_dataset = DCPDataloader(
+        rows(), Spec.from_text("mask m = causal").mask("m"),
+        planning=Planning(cluster=Cluster(devices_per_node=1), rank=0),
+    )  # fmt: skip
+
+
+def same_loader(trainer):
+    trainer.eval_dataset = {"a": trainer.train_dataset}
+
+
+def other_ranks(trainer):
+    trainer.eval_dataset = loader_of(RUN, evaluated_rows("a"), replicas=2)
+
+
+def class_behind(folder):
+    trainer = trainer_of(RUN, folder)
+    Behind(trainer.model, trainer.args, train_dataset=trainer.train_dataset).train()
+
+
+def resumed(change):
+    """Resume from a checkpoint whose state was changed."""
+
+    def meet(folder):
+        checkpoint = folder / "changed"
+        if dist.get_rank() == 0:
+            shutil.copytree(folder.parent / "epochs" / "checkpoint-4", checkpoint)
+            path = checkpoint / "trainer_state.json"
+            state = json.loads(path.read_text())
+            change(state["stateful_callbacks"])
+            path.write_text(json.dumps(state))
+        dist.barrier()
+        trainer_of(RUN, folder).train(resume_from_checkpoint=str(checkpoint))
+
+    return meet
+
+
+REFUSALS = {
+    "a loader for other ranks": changed(loader_for_one),
+    "Packing(group='best')": packing(replicas=2, group="best"),
+    "Packing.micro_batches": packing(micro_batches=2),
+    "train_dataset of rows": attribute(train_dataset=[]),
+    "dataloader_drop_last": options(dataloader_drop_last=True),
+    "train_sampling_strategy": options(train_sampling_strategy="group_by_length"),
+    "data_collator": attribute(data_collator=lambda items: items),
+    "auto_find_batch_size": options(auto_find_batch_size=True),
+    "checkpoints of others": resumed(lambda saved: saved.pop("DCPProgress")),
+    "damaged checkpoints": resumed(
+        lambda saved: saved["DCPProgress"]["attributes"].update(steps=-1)
+    ),
+    "compute_loss of a class behind": class_behind,
+    "terms that a model adds": changed(own_term),
+    "model.loss_function": changed(other_loss),
+    "label_smoothing_factor with routers": options(Run(**ROUTER), label_smoothing_factor=0.1),
+    "neftune_noise_alpha": options(neftune_noise_alpha=5.0),
+    "use_liger_kernel": argument(use_liger_kernel=True),
+    "FSDP version 1": first_fsdp,
+    "deepspeed": attribute(is_deepspeed_enabled=True),
+    "parallelism_config": attribute(get_cp_size=lambda: 2),
+    "models sharded when they are loaded": attribute(is_distributed_loading_by_transformers=True),
+    "DataParallel": argument(_n_gpu=2),
+    "transformers before 5.8": lambda folder: Old().train(),
+    "losses that accelerate divides": changed(divided),
+    "eval_dataset of rows": attribute(EVALUATED, eval_dataset=[]),
+    "eval_dataset of rows, evaluated": attribute(EVALUATED, "evaluate", eval_dataset={"a": []}),
+    "eval_dataset is train_dataset": changed(same_loader, EVALUATED),
+    "eval_dataset of other ranks": changed(other_ranks, EVALUATED),
+    "compute_metrics": attribute(EVALUATED, "evaluate", compute_metrics=len),
+    "predict": attribute(call="predict"),
+}
+
 
 WAIT_S = 250
 ALL = {**LOOPS, **RUNS, **SLOW}
