@@ -194,11 +194,7 @@ def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
 
 
 def trace_of(loaded: LoadedPlan, source: str) -> Trace:
-    """Return the trace of a plan by its source, a text of a request.
-
-    Raises:
-        DashboardError: if the plan has no such trace.
-    """
+    """Return the trace of a plan by its source, a text of a request."""
     for name, trace in loaded.traces.items():
         if name == source:
             return trace

@@ -90,13 +90,6 @@ def test_few_batches_have_no_histograms(tmp_path):
         assert ("Distribution over batches" in page) == (count == 20)
 
 
-def test_speedups_are_their_time_over_ours():
-    report = parse_report(document(BATCHES))
-    assert report.speedups("static:zigzag") == pytest.approx([1.5, 2.0, 1.0])
-    assert report.speedups("static:ring") == pytest.approx([2.5, 1.5, 2.25])
-    assert report.column("of_all") == pytest.approx([1.5, 1.5, 1.0])
-
-
 def report_of(imbalance, shape, name="a100-p4de"):
     """One batch of 8,000 tokens on 4 devices: zigzag takes twice as long for attention."""
     ours, theirs = ({"predicted_forward_s": s, "predicted_backward_s": s} for s in (5e-4, 1e-3))
@@ -238,7 +231,8 @@ def test_thinned_values_keep_the_least_and_the_most_of_every_stretch(count):
     values = generator.normal(size=count)
     values[generator.random(count) < 0.2] = np.nan
     kept = extremes(values, 800)
-    assert len(kept) <= max(800, 0)
+    assert extremes(np.full(5_000, np.nan), 800).tolist() == []  # nobody knows these
+    assert len(kept) <= 800
     assert (np.diff(kept) > 0).all()
     if count <= 800:
         assert kept.tolist() == list(range(count))
@@ -251,10 +245,6 @@ def test_thinned_values_keep_the_least_and_the_most_of_every_stretch(count):
         assert not np.isnan(shown).any()
         if len(known):
             assert (shown.min(), shown.max()) == (known.min(), known.max())
-
-
-def test_values_that_nobody_knows_are_no_points():
-    assert extremes(np.full(5_000, np.nan), 800).tolist() == []
 
 
 @pytest.mark.parametrize(
