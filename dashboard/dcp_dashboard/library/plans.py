@@ -244,7 +244,7 @@ class PlanLibrary:
         return self._find(key, SUFFIX, more), MAX_FILE_BYTES
 
     def keep(self, content: bytes, name: str) -> LoadedPlan:
-        """Keep the bytes of a plan file for this session; `DCPError`, nothing kept, if it is none."""
+        """Keep the bytes of a plan file for this session; `DCPError` if it is none."""
         # The reader takes a path, so the bytes become a file before anybody has checked them.
         entry = self.session.add(content, name)
         try:
