@@ -158,7 +158,8 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
     """Pack the tiles of both plans as `dcp.mask/1`, of the first plan where it has the tile.
 
     More columns: `tile_change`, `tile_fitted` (indices into `CHANGES`), `tile_a`, `tile_b`
-    (devices, their number where missing), `block_a`, `block_b` (owners). `block_owner` is 1 for moved blocks.
+    (devices, their number where missing), `block_a`, `block_b` (owners). A moved block has
+    `block_owner` 1.
     """
     moves, plans = find_moves(first, second), (first, second)
     num_devices = max(plan.num_devices for plan in plans)
