@@ -122,12 +122,7 @@ def _bar(share: float, colour: str) -> Component:
 
 
 def show(plan: Plan, *, opens: bool = True) -> RunningServer:
-    """Serve the dashboard for one plan until the process or the returned server ends.
-
-    Args:
-        plan: to show.
-        opens: open its page in a web browser.
-    """
+    """Serve the dashboard for one plan until the process or the returned server ends."""
     folder = tempfile.TemporaryDirectory(prefix="dcp-show-")
     write_plan(Path(folder.name) / NAME, plan)
     server = start_server(folder.name)

@@ -67,11 +67,7 @@ MAX_EVENTS = 4_000_000
 
 
 def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
-    """Pack a trace for the timeline canvas; O(E).
-
-    Raises:
-        DashboardError: if there are more than `MAX_EVENTS`, which a browser could not hold.
-    """
+    """Pack a trace for the timeline canvas; O(E)."""
     if len(trace) > MAX_EVENTS:
         raise DashboardError(
             f"expected at most {MAX_EVENTS:,} events in a timeline, the {trace.source} trace has "
@@ -126,11 +122,7 @@ def path_payload(loaded: LoadedPlan, source: Source) -> bytes:
 
 
 def time_unit_ns(span_ns: int) -> int:
-    """Return the smallest power of ten in which a span fits into 32 bits.
-
-    >>> time_unit_ns(4_000_000_000), time_unit_ns(5_000_000_000)
-    (1, 10)
-    """
+    """Return the smallest power of ten in which a span fits into 32 bits."""
     unit = 1
     # Below the last number of 32 bits: ends are rounded up, by one at most.
     while span_ns // unit >= 2**32 - 1:
@@ -197,17 +189,10 @@ _ATTENTION, _REDUCTION = EVENT_KINDS.index("attention"), EVENT_KINDS.index("redu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurves(Record):
-    """Bytes that each device holds, and how full its buffers are.
+    """Bytes that each device holds: three levels, and of the buffers in each direction every step.
 
-    Attributes:
-        levels: bytes held with saved tensors alone, in forward, in backward.
-        buffers: int64 ``[2, R]``, bytes of receive buffers and partial sums in each direction, a
-            part of `levels`.
-        began_ns, ended_ns: int64 ``[2, R]``, first start and last end of each direction; equal
-            where a device does nothing.
-        ptr: int64 ``[R+1]``; the steps of device r are ``ptr[r]:ptr[r + 1]``.
-        time_ns: int64 ``[N]``, ascending in each device.
-        filled: int64 ``[N]``, bytes of the buffers in use from that time on.
+    `buffers` are a part of `levels`. Directions last from `began_ns` to `ended_ns`, equal where a
+    device does nothing. Device r has the steps ``ptr[r]:ptr[r + 1]``: `filled` bytes from then on.
     """
 
     levels: DeviceMemory
@@ -254,11 +239,7 @@ def memory_over_time(plan: Plan, trace: Trace) -> MemoryCurves:
 
 
 def _last_need(plan: Plan, trace: Trace) -> Ints:
-    """Find when the last event ends that needs the rows of each transfer, int64 ``[X]``.
-
-    Inputs are needed by the tiles that read them, by messages that pass them on, and by the results
-    that take their sums home; results are needed until they are merged.
-    """
+    """Find when the last event ends that needs the rows of each transfer, int64 ``[X]``."""
     transfers, tiles = plan.transfers, plan.tiles
     until = np.zeros(len(transfers), np.int64)
     computed = _ends_of_attention(plan, trace)
@@ -329,11 +310,7 @@ def _merged(plan: Plan, trace: Trace) -> Ints:
 def _steps(
     device: Indices, start: Ints, end: Ints, held: Ints, devices: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Sum the bytes that are held from start to end over the time of each device.
-
-    Returns:
-        Pointer by device into the steps, the time of each step, the bytes from that time on.
-    """
+    """Sum what is held over each device's time: pointer by device, times, bytes from then on."""
     # Rows of a buffer add their bytes when they fill and take them away when nobody needs them any
     # more. The running sum over these changes of a device, in time, is what it holds.
     device, time = np.tile(device, 2), np.append(start, end)

@@ -34,19 +34,7 @@ DTYPES = ("u1", "u2", "u4", "i2", "i4", "f8")
 
 
 def encode(schema: str, header: Mapping[str, Any], columns: Mapping[str, NDArray[Any]]) -> bytes:
-    """Pack one-dimensional columns behind a JSON header.
-
-    Args:
-        schema: name of the format of the columns, for example ``"dcp.timeline/1"``.
-        header: further entries of the header, anything JSON can hold.  (Any: JSON values.)
-        columns: arrays of one of `DTYPES`; they may differ in length.
-
-    Raises:
-        ValueError: if a column has another element type.
-
-    >>> decode(encode("x/1", {"n": 2}, {"a": np.array([1, 2], np.uint16)}))[1]["a"].tolist()
-    [1, 2]
-    """
+    """Pack one-dimensional columns of `DTYPES` behind a JSON header; they may differ in length."""
     described, body = [], bytearray()
     for name, column in columns.items():
         dtype = column.dtype.str[1:]  # "u4" of "<u4": without the order of the bytes
@@ -64,11 +52,7 @@ def encode(schema: str, header: Mapping[str, Any], columns: Mapping[str, NDArray
 
 
 def decode(payload: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-    """Unpack header and columns of `encode`; the tests read payloads with it.
-
-    Raises:
-        ValueError: if the payload does not begin like one.
-    """
+    """Unpack header and columns of `encode`; the tests read payloads with it."""
     if payload[:4] != MAGIC:
         raise ValueError(f"expected a payload that begins with {MAGIC!r}, got {payload[:4]!r}")
     (size,) = struct.unpack_from("<I", payload, 4)
@@ -83,11 +67,7 @@ def decode(payload: bytes) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
 
 
 def narrow(values: NDArray[Any]) -> NDArray[Any]:
-    """Cast integers to the first of u1, u2, u4, i2, i4 that holds them, else to f8.
-
-    >>> [narrow(np.array(n)).dtype.str[1:] for n in ([0, 255], [0, 2**40], [-1, 3], [-1, 70_000])]
-    ['u1', 'f8', 'i2', 'i4']
-    """
+    """Cast integers to the first of u1, u2, u4, i2, i4 that holds them, else to f8."""
     least, most = int(values.min(initial=0)), int(values.max(initial=0))
     for dtype in (np.uint8, np.uint16, np.uint32, np.int16, np.int32):
         if np.iinfo(dtype).min <= least and most <= np.iinfo(dtype).max:
@@ -112,9 +92,6 @@ def oklch(lightness: float, chroma: float, hue_degrees: float) -> str:
     """Convert a point in OKLCH to its sRGB colour ``#rrggbb``; clipped where sRGB ends.
 
     Source: B. Ottosson, "A perceptual color space for image processing" (2020).
-
-    >>> oklch(1, 0, 0), oklch(0, 0, 0)
-    ('#ffffff', '#000000')
     """
     a = chroma * math.cos(math.radians(hue_degrees))
     b = chroma * math.sin(math.radians(hue_degrees))
@@ -131,11 +108,7 @@ def oklch(lightness: float, chroma: float, hue_degrees: float) -> str:
 
 
 def device_colours(nodes: int, devices_per_node: int) -> list[str]:
-    """Return one colour per device, node after node.
-
-    >>> len(set(device_colours(4, 8)))
-    32
-    """
+    """Return one colour per device, node after node."""
     if nodes == 1:
         return ramp(devices_per_node)
     colours = []
@@ -150,11 +123,7 @@ def device_colours(nodes: int, devices_per_node: int) -> list[str]:
 
 
 def ramp(count: int) -> list[str]:
-    """Return `count` colours of rising lightness, from violet over teal to yellow.
-
-    >>> ramp(1) == ramp(3)[:1]
-    True
-    """
+    """Return `count` colours of rising lightness, from violet over teal to yellow."""
     colours = []
     for i in range(count):
         step = i / max(1, count - 1)

@@ -155,12 +155,11 @@ def _mode(name: str, palette: Sequence[str], legend: list[Any]) -> dict[str, Any
 
 
 def moves_payload(first: Plan, second: Plan) -> bytes:
-    """Pack the tiles of both plans for the mask canvas, as `dcp.mask/1` with comparison modes.
+    """Pack the tiles of both plans as `dcp.mask/1`, of the first plan where it has the tile.
 
-    The columns are those of `mask_payload`, of the first plan where it has the tile, and
-    `tile_change` and `tile_fitted` (indices into `CHANGES`), `tile_a`, `tile_b` (the device on each
-    side, the number of devices where the tile is missing), `block_a`, `block_b` (the owners). The
-    owner shown at the edges, `block_owner`, is 0 for blocks that stayed, 1 for those that moved.
+    More columns: `tile_change`, `tile_fitted` (indices into `CHANGES`), `tile_a`, `tile_b`
+    (devices, their number where missing), `block_a`, `block_b` (owners). A moved block has
+    `block_owner` 1.
     """
     moves, plans = find_moves(first, second), (first, second)
     num_devices = max(plan.num_devices for plan in plans)
@@ -221,15 +220,7 @@ def moves_modes(first: Plan, second: Plan) -> list[dict[str, Any]]:  # Any: JSON
 
 
 def read_window(text: str, num_tokens: int) -> Window:
-    """Read ``"q0-q1-k0-k1"``, half-open ranges of queries and of keys, in tokens.
-
-    Raises:
-        DashboardError: if the text is something else, the window lies outside the batch, or it is
-            too large.
-
-    >>> read_window("0-4-2-6", 8)
-    (0, 4, 2, 6)
-    """
+    """Read ``"q0-q1-k0-k1"``, half-open ranges of queries and of keys, in tokens."""
     parts = text.split("-")
     if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts):
         raise DashboardError(f"expected tokens=q0-q1-k0-k1, four whole numbers, got {text[:80]!r}")
@@ -262,15 +253,9 @@ CHANGES = ("same device", "moved", "only in A", "only in B")
 class Moves(Record):
     """The tiles of two plans, each once, sorted by (group, q_block, kv_block).
 
-    Attributes:
-        q_block, kv_block: blocks of both plans.
-        group: group of heads, of `common_groups`; all 0 if neither plan has several.
-        pairs: visible pairs, of the first plan where it has the tile.
-        change: index into `CHANGES`.
-        fitted: the same after B's devices got the numbers that fit A best.
-        first, second: row of the tile in each plan's tiles, -1: not there.
-        is_moved_block: whether a block changed its owner.
-        moved_tokens: share of all tokens in such blocks.
+    Groups are those of `common_groups`; pairs are of the first plan where it has the tile. `change`
+    is an index into `CHANGES`, `fitted` the same after B's devices got the numbers that fit A best;
+    `first` and `second` are rows of either plan's tiles, -1: not there.
     """
 
     q_block: Annotated[Ints, "U"]
@@ -310,11 +295,7 @@ class Moves(Record):
 
 
 def find_moves(first: Plan, second: Plan) -> Moves:
-    """Match the tiles of two plans over the same blocks; O(W log W + R^2 log R).
-
-    Raises:
-        ValueError: if the blocks differ.
-    """
+    """Match the tiles of two plans over the same blocks; O(W log W + R^2 log R)."""
     if not has_same_blocks(first, second):
         raise ValueError("expected two plans over the same blocks, got different ones")
     blocks, groups = max(1, len(first.blocks)), common_groups(first, second)
@@ -373,9 +354,6 @@ def fit_devices(first: Indices, second: Indices, weight: Ints, size: int) -> Ind
     Both place the same items, ``[N]``, of the given weights on `size` devices. Greedy: the two
     devices that share the largest weight get one number, and so on, which keeps at least half of
     the weight that the best renumbering keeps. O(N + R^2 log R). Return a permutation ``[R]``.
-
-    >>> fit_devices(np.array([0, 0, 1]), np.array([1, 1, 0]), np.array([5, 5, 3]), 2).tolist()
-    [1, 0]
     """
     # Weight of the items on each pair of devices; from the heaviest pair down, a pair counts if
     # neither of its devices has a partner yet.

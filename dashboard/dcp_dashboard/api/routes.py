@@ -54,11 +54,28 @@ NUMBERED: Mapping[str, Callable[[LoadedPlan, int], Details]] = {
 """Numbered things by their word in addresses, with the functions that collect their details."""
 
 
+OF_PLAN: Mapping[str, Callable[[LoadedPlan], bytes]] = {
+    "mask": lambda loaded: mask_payload(loaded.plan),
+    "devices": devices_payload,
+}
+OF_TRACE: Mapping[str, Callable[[LoadedPlan, Trace, str], bytes]] = {
+    "memory": lambda loaded, trace, _: memory_payload(trace, loaded.plan, _longest_ns(loaded)),
+    "path": lambda loaded, trace, _: path_payload(loaded, trace.source),
+    "timeline": lambda loaded, trace, phase: timeline_payload(
+        phase_of(trace, phase), loaded.plan, _longest_ns(loaded, phase)
+    ),
+}
+"""Payloads by the last part of their address: of a plan, or of one trace and, if asked, phase."""
+
+
+def _longest_ns(loaded: LoadedPlan, phase: str = "") -> int:
+    return max(length_ns(phase_of(each, phase)) for each in loaded.traces.values())
+
+
 def data_api(library: PlanLibrary) -> Blueprint:
     """Build the routes; a plan that is missing or broken is a 404 with ``{"error": message}``."""
     api = Blueprint("dcp_data", __name__, url_prefix="/api")
-    _add_mask_routes(api, library)
-    _add_device_routes(api, library)
+    _add_payload_routes(api, library)
     _add_facts_routes(api, library)
 
     @api.get("/changes")
@@ -75,13 +92,30 @@ def data_api(library: PlanLibrary) -> Blueprint:
     return api
 
 
-def _add_mask_routes(api: Blueprint, library: PlanLibrary) -> None:
-    """Add the mask of a plan, a part of it pair by pair, and tiles that moved between two plans."""
+def _add_payload_routes(api: Blueprint, library: PlanLibrary) -> None:
+    """Add what canvases draw: of a plan, of its traces, of a part of its mask, of two plans."""
 
-    @api.get("/plan/<key>/mask")
-    def mask(key: str) -> WSGIResponse:
+    @api.get(f"/plan/<key>/<any({', '.join(OF_PLAN)}):what>")
+    def of_plan(key: str, what: str) -> WSGIResponse:
         loaded = library.load(key)
-        return answer(library.payload(loaded, "mask", lambda: mask_payload(loaded.plan)), BINARY)
+        return answer(library.payload(loaded, what, lambda: OF_PLAN[what](loaded)), BINARY)
+
+    @api.get(f"/plan/<key>/<any({', '.join(OF_TRACE)}):what>")
+    def of_trace(key: str, what: str) -> WSGIResponse:
+        loaded = library.load(key)
+        trace = trace_of(loaded, request.args.get("source", "simulated"))
+        asked = request.args.get("phase", "")
+        # Any other text means both directions, and must not become a key of the cache.
+        phase = asked if asked in DIRECTIONS else ""
+        made = library.payload(
+            loaded, f"{what} {trace.source} {phase}", lambda: OF_TRACE[what](loaded, trace, phase)
+        )
+        return answer(made, BINARY)
+
+    @api.get("/plan/<key>/gain")
+    def gain(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        return answer(library.payload(loaded, "gain", lambda: _gain_payload(loaded)), JSON)
 
     @api.get("/plan/<key>/pairs")
     def pairs(key: str) -> WSGIResponse:
@@ -105,52 +139,6 @@ def _add_mask_routes(api: Blueprint, library: PlanLibrary) -> None:
 
 def _gain_payload(loaded: LoadedPlan) -> bytes:
     return json.dumps([gain.to_json() for gain in gains_of_plan(loaded)]).encode()
-
-
-def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
-    """Add the loads of all devices; of one trace timeline, critical path, memory (``?source=``)."""
-
-    @api.get("/plan/<key>/devices")
-    def devices(key: str) -> WSGIResponse:
-        loaded = library.load(key)
-        made = library.payload(loaded, "devices", lambda: devices_payload(loaded))
-        return answer(made, BINARY)
-
-    @api.get("/plan/<key>/gain")
-    def gain(key: str) -> WSGIResponse:
-        loaded = library.load(key)
-        return answer(library.payload(loaded, "gain", lambda: _gain_payload(loaded)), JSON)
-
-    @api.get("/plan/<key>/memory")
-    def memory(key: str) -> WSGIResponse:
-        loaded = library.load(key)
-        trace = trace_of(loaded, request.args.get("source", "simulated"))
-        longest = max(length_ns(each) for each in loaded.traces.values())
-        made = library.payload(
-            loaded, f"memory {trace.source}", lambda: memory_payload(trace, loaded.plan, longest)
-        )
-        return answer(made, BINARY)
-
-    @api.get("/plan/<key>/timeline")
-    def timeline(key: str) -> WSGIResponse:
-        loaded = library.load(key)
-        trace = trace_of(loaded, request.args.get("source", "simulated"))
-        asked = request.args.get("phase", "")
-        # Any other text means both directions, and must not become a key of the cache.
-        phase = asked if asked in DIRECTIONS else ""
-        name = f"timeline {trace.source} {phase}"
-        longest = max(length_ns(phase_of(each, phase)) for each in loaded.traces.values())
-        made = library.payload(
-            loaded, name, lambda: timeline_payload(phase_of(trace, phase), loaded.plan, longest)
-        )
-        return answer(made, BINARY)
-
-    @api.get("/plan/<key>/path")
-    def path(key: str) -> WSGIResponse:
-        loaded = library.load(key)
-        source = trace_of(loaded, request.args.get("source", "simulated")).source
-        made = library.payload(loaded, f"path {source}", lambda: path_payload(loaded, source))
-        return answer(made, BINARY)
 
 
 def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
@@ -194,11 +182,7 @@ def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
 
 
 def trace_of(loaded: LoadedPlan, source: str) -> Trace:
-    """Return the trace of a plan by its source, a text of a request.
-
-    Raises:
-        DashboardError: if the plan has no such trace.
-    """
+    """Return the trace of a plan by its source, a text of a request."""
     for name, trace in loaded.traces.items():
         if name == source:
             return trace

@@ -73,14 +73,7 @@ class SourceFile:
 
 
 def split_layout(source: bytes) -> tuple[int, tuple[int, ...]]:
-    r"""Return the lengths of a source file's header and of each top-level definition, in bytes.
-
-    Raises:
-        SyntaxError: if it is no Python source.
-
-    >>> split_layout(b"import os\ndef f(): pass\n@cache\ndef g(): pass\n")
-    (10, (14, 21))
-    """
+    """Return the lengths of a source file's header and of each top-level definition, in bytes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of invalid escapes in old files, which change no layout
         body = ast.parse(source).body
@@ -125,9 +118,6 @@ def write_datasets(documents: Sequence[SourceFile], paths: Sequence[Path], seed:
 
     Columns: ``path`` text, ``tokens`` bytes, lengths in tokens ``length``, ``header_len`` and
     ``answer_lens``.
-
-    Raises:
-        DashboardError: if a file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -154,11 +144,6 @@ def choose_batch(lengths: Sequence[int], num_tokens: int) -> tuple[int, ...]:
     It takes samples in order, like a packing data loader, until half is filled, and solves a subset
     sum over the samples that follow. O(samples * num_tokens / 64). Returns indices in ascending
     order; empty if no sample fits.
-
-    >>> choose_batch([700, 200, 90, 60, 40], 900)
-    (0, 1)
-    >>> choose_batch([700, 250, 90, 60, 40], 900)
-    (0, 2, 3, 4)
     """
     taken: list[int] = []
     left = num_tokens
@@ -262,11 +247,7 @@ def methods(setting: Setting) -> tuple[str, ...]:
 
 
 def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
-    """Run all steps; write ``data/*.parquet`` and ``plans/*.dcpplan`` below ``config.out``.
-
-    Raises:
-        DCPError: if a stage fails; the message says what to do.
-    """
+    """Run all steps; write ``data/*.parquet`` and ``plans/*.dcpplan`` below ``config.out``."""
     with stopwatch() as watch:
         for folder in (config.out, config.out / "data", config.out / "plans"):
             make_folder(folder, DashboardError)
@@ -334,11 +315,7 @@ def _run_mask(
 def compile_batch(
     spec: Spec, dataset: Dataset, attachment: Attachment, setting: Setting
 ) -> CompiledBatch:
-    """Choose samples that fill the setting's tokens and compile their masks.
-
-    Raises:
-        DatasetError: if no sample is short enough.
-    """
+    """Choose samples that fill the setting's tokens and compile their masks."""
     chosen = choose_batch([int(n) for n in dataset.lengths], setting.tokens)
     if not chosen:
         raise DatasetError(

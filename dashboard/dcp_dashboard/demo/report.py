@@ -33,17 +33,10 @@ class MethodReport:
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """One packed batch: its block sparsity, and how each method placed it.
+    """One packed batch: its block sparsity, and how each method placed it, our default first.
 
-    Attributes:
-        plan: file name of the plan of the first method.
-        density: `pairs` as a share of those that a causal mask leaves visible.
-        sparsity: share of all pairs within sequences that is not visible.
-        full_blocks, partial_blocks, empty_blocks: of all blocks within sequences.
-        compile_s: seconds from samples to block sparsity.
-        methods: the planner's default first, then KaHyPar if it is installed, then all layouts.
-        best_static: name of the fastest static layout ``of_all``, and of the fastest
-            ``within_token_cap`` if one holds it.
+    `density` is over the pairs of a causal mask, `sparsity` the invisible share of all pairs within
+    sequences. `plan` is the file of the first method; `best_static` names layouts by scope.
     """
 
     plan: str
@@ -77,11 +70,8 @@ class BatchReport:
 class MaskResult:
     """One mask on one data set: a large batch planned, a small batch planned, run and verified.
 
-    Attributes:
-        verified: whether every error is within twice that of eager attention.
-        errors: of out, dq, dk and dv, beside those of eager attention of the same dtype.
-        measured_s: seconds of forward and backward on real processes.
-        exposed_s: seconds of these in which the rank that waited longest stood still.
+    Errors stand beside those of eager attention; verified: all are within twice these. The rank
+    that waited longest stood still for `exposed_s` of `measured_s`.
     """
 
     mask: str

@@ -23,11 +23,7 @@ def start(kind: str) -> Callable[[Request, bytes, Callable[[str], None]], Answer
 
 
 def answer(request: Request, _blob: bytes, tell: Callable[[str], None]) -> Answer:
-    """Answer a request; its key ``task`` names the task.
-
-    Raises:
-        DCPError: whatever a person can cause.
-    """
+    """Answer a request; its key ``task`` names the task."""
     module, name, tells = _TASKS[request["task"]]
     # Neither error harms the process: it answers the next request.
     try:

@@ -50,11 +50,7 @@ PREVIEW_METHODS = ("native", "portfolio")
 
 
 def methods() -> list[tuple[str, str]]:
-    """List (name, reason against choosing it here) of every partitioner, searches first.
-
-    >>> methods()[0]
-    ('portfolio', '')
-    """
+    """List (name, reason against choosing it here) of every partitioner, searches first."""
     order = dict.fromkeys(("portfolio", "native", *PARTITIONERS))
     return [(name, PARTITIONERS[name].unavailable() or "") for name in order]
 
@@ -77,9 +73,6 @@ def read_batch(
 
     Without ``block`` the batch is cut where the mask changes, into blocks of a size that packs
     well. `tell` is called with the name of each stage as it begins.
-
-    Raises:
-        DCPError: if something in it is out of range or does not fit the text.
     """
     tell("compiling the mask")
     text, name = text_of(request)
@@ -152,11 +145,7 @@ def _config(request: Mapping[str, Any]) -> PlanConfig:
 
 
 def preview_config(config: PlanConfig) -> PlanConfig:
-    """Return the configuration of a preview: a quick search; static layouts stay as they are.
-
-    >>> preview_config(PlanConfig(partitioner="kahypar")).partitioner
-    'native'
-    """
+    """Return the configuration of a preview: a quick search; static layouts stay as they are."""
     if config.partitioner.startswith("static:"):
         return config
     method = config.partitioner if config.partitioner in PREVIEW_METHODS else PREVIEW_METHODS[0]
@@ -214,11 +203,7 @@ def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, A
 
 
 def make_plan(request: Mapping[str, Any], tell: Callable[[str], None]) -> Answer:
-    """Plan fully; return the figures and the bytes of the plan file. Arguments as of `read_batch`.
-
-    Raises:
-        DCPError: as `read_batch` and `build_plan`.
-    """
+    """Plan fully; return the figures and the bytes of the plan file."""
     asked = read_batch(request, tell)
     sparsity, cluster, config = asked.sparsity, asked.cluster, asked.config
     devices = f"{sparsity.num_blocks:,} tiles on {cluster.num_devices:,} devices"

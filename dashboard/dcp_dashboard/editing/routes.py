@@ -86,11 +86,7 @@ class Jobs:
         self._turn, self._lock = threading.Lock(), threading.Lock()
 
     def start(self, request: Mapping[str, Any], limit_s: float, name: str) -> Job:
-        """Start planning in a new thread; give up after `limit_s`. `name` is shown to people.
-
-        Raises:
-            DashboardError: if too many are waiting.
-        """
+        """Start planning in a new thread; give up after `limit_s`. `name` is shown to people."""
         with self._lock:
             open_jobs = [job for job in self._jobs.values() if job.ended_s is None]
             if len(open_jobs) > MAX_WAITING:

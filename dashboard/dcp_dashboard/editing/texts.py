@@ -132,14 +132,7 @@ def _times(value: Any, scale: int) -> Any:  # Any: integers in nested lists
 
 
 def whole(request: Mapping[str, Any], name: str, default: int, low: int, high: int) -> int:
-    """Return a whole number of a request; `Any`: JSON values.
-
-    Raises:
-        DashboardError: if the value is no whole number, or out of its range.
-
-    >>> whole({"nodes": 4}, "nodes", 1, 1, 64), whole({}, "nodes", 1, 1, 64)
-    (4, 1)
-    """
+    """Return a whole number of a request; `Any`: JSON values."""
     value = request.get(name, default)
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         shown = json.dumps(value)[:40]
@@ -186,12 +179,9 @@ MAX_PROPOSALS = 200
 
 
 def check_text(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Check a text; `Any`: JSON values.
+    """Check a text: what `dcpm check` prints, with places in characters; `Any`: JSON values.
 
-    Returns:
-        ``findings``: what `dcpm check` prints, with ``start`` and ``end`` in characters of the
-        text and its ``fix``; ``claims``: one line on what was proved; ``masks`` and ``samples`` of
-        a text without errors.
+    A text without errors has its masks and samples; ``claims`` is one line on what was proved.
     """
     text, name = text_of(request)
     report = check_report(text, name)
@@ -250,16 +240,10 @@ MAX_STRIPES = 512
 
 
 def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
-    """Draw a mask of a text on a sample; `Any`: JSON values.
+    """Draw a mask of a text on a sample: columns as `api.encoding` packs them; `Any`: JSON values.
 
-    Returns:
-        An empty object, and columns as `api.encoding` packs them: ``share``, u1 ``[C * C]``
-        row by row, the visible pairs of a cell over all of its pairs, 255 only if all and 0 only if
-        none is visible; stripes of the kinds along the axes as ``stripe_start``, ``stripe_end``,
-        ``stripe_kind``, ``stripe_number``.
-
-    Raises:
-        DCPError: if mask or sample are not right.
+    ``share``, u1 ``[C * C]`` row by row, is 255 only if all pairs of a cell and 0 only if none is
+    visible. Stripes of the kinds along the axes have start, end, kind and number.
     """
     picture = picture_of(request)
     form = picture.bound

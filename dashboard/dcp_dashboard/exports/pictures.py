@@ -94,9 +94,6 @@ def covered(
     """Compute the share of each pixel that its row's events cover, float64 ``[rows, width]``; O(E).
 
     `start`, `end` and `row` are those of the events, in pixels.
-
-    >>> covered(np.array([0.5]), np.array([2.25]), np.array([0]), 1, 4).tolist()
-    [[0.5, 1.0, 0.25, 0.0]]
     """
     # Differences from pixel to pixel, whose running sum is the coverage. An edge at the right end
     # changes two pixels behind the picture.
@@ -160,9 +157,6 @@ def mask_svg(loaded: LoadedPlan) -> str:
 
     Neighbouring tiles of a row on the same device become one rectangle. Of several groups of heads
     the drawing shows the first and says so.
-
-    Raises:
-        DashboardError: if more than `MOST_RUNS` rectangles are needed.
     """
     plan = loaded.plan
     start, end = plan.blocks.start, plan.blocks.end

@@ -38,9 +38,6 @@ def find_sequences(loaded: LoadedPlan, text: str) -> Details:
 
     A sequence has the name of its row of the data set. Whole names, with or without the id behind
     the colon, go before parts of names; case does not matter.
-
-    Raises:
-        DashboardError: if no name has the text in it.
     """
     asked, names = text.strip().casefold(), [n.casefold() for n in loaded.plan.sequence_names]
     # "row 7" is the whole name of "row 7: chat-9f3a", so it does not mean "row 70".
@@ -69,11 +66,7 @@ def sequence_link(plan: Plan, sequence: int) -> DetailLink:
 
 
 def sequence_facts(loaded: LoadedPlan, sequence: int) -> Details:
-    """Collect length, row, blocks with owners, work and bytes of a sequence; O(D + W + X).
-
-    Raises:
-        DashboardError: if there is no such sequence.
-    """
+    """Collect length, row, blocks with owners, work and bytes of a sequence; O(D + W + X)."""
     plan, q = loaded.plan, quantities
     check_index(loaded, "a sequence", sequence, len(plan.cu_seqlens) - 1)
     begin, end = (int(token) for token in plan.cu_seqlens[sequence : sequence + 2])

@@ -298,13 +298,9 @@ IDLE: tuple[Account, ...] = ("links", "latency", "others", "idle")
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A use of the devices' time: seconds of a layer, forward and backward.
+    """A use of the devices' time in seconds of a layer: of the mean device, and of that with most.
 
-    Attributes:
-        account: key of `ACCOUNT_WORDS`.
-        mean_s: of a device, on average.
-        most_s, device: of the device that spends most.
-        predicted_s: mean of the prediction; ``None`` if the trace is the prediction.
+    `predicted_s` is the mean of the prediction; ``None`` if the trace is the prediction.
     """
 
     account: Account

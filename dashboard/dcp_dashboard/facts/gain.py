@@ -31,14 +31,9 @@ GAIN_IN_CAP = f"{GAIN}, of those within the token cap"
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """How many times faster attention and steps are than with another layout.
+    """How many times faster attention of every batch is than with a layout, and steps of models.
 
-    Attributes:
-        label: the layout, or what the layouts of the batches have in common.
-        note: the caps that it exceeds.
-        speedups: of attention in every batch: predicted time of the layout over that of the plan.
-        steps: by the name of a model, the same of its step.
-        told: what a sentence calls it; empty for a layout that is no strongest rival.
+    `note` names caps that the layout exceeds, `told` what a sentence calls a strongest rival.
     """
 
     label: str
@@ -77,9 +72,6 @@ def gains_of_plan(loaded: LoadedPlan) -> list[Gain]:
     """Plan every static layout of the batch and predict its time, the fastest first.
 
     Costs some 0.3 s for a thousand tiles.
-
-    Raises:
-        PlanError: if the plan has too many tiles to plan them while somebody waits.
     """
     ours = loaded.predicted.diagnosis.seconds
     plans = static_plans(loaded.plan) if ours else {}

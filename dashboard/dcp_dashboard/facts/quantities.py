@@ -15,42 +15,26 @@ COUNTS: Units = (("M", 1e6), ("G", 1e9), ("T", 1e12))
 
 
 def count(value: float) -> str:
-    r"""Write a whole number with separators, from one million on with a unit.
-
-    >>> count(131072), count(4_294_967_296)
-    ('131,072', '4.29\xa0G')
-    """
+    """Write a whole number with separators, from one million on with a unit."""
     if value < 1e6:
         return f"{value:,.0f}"
     return _scaled(value, COUNTS)
 
 
 def counted(number: int, noun: str, plural: str = "s") -> str:
-    """Write a number with its noun in singular or plural.
-
-    >>> counted(1, "node"), counted(4, "node"), counted(2, "batch", "es")
-    ('1 node', '4 nodes', '2 batches')
-    """
+    """Write a number with its noun in singular or plural."""
     return f"{count(number)} {noun}{'' if number == 1 else plural}"
 
 
 def size(size_bytes: float) -> str:
-    r"""Write bytes in decimal units.
-
-    >>> size(0), size(1536), size(2.5e9)
-    ('0\xa0B', '1.54\xa0kB', '2.5\xa0GB')
-    """
+    """Write bytes in decimal units."""
     if size_bytes < 1000:
         return f"{size_bytes:.0f}{SPACE}B"
     return _scaled(size_bytes, BYTES)
 
 
 def duration(seconds: float) -> str:
-    r"""Write a time in ns, µs, ms or s.
-
-    >>> duration(0.0019), duration(12.34), duration(4.2e-8)
-    ('1.9\xa0ms', '12.3\xa0s', '42\xa0ns')
-    """
+    """Write a time in ns, µs, ms or s."""
     if seconds < 1e-6:
         # Traces count whole nanoseconds: a digit below them would mean nothing.
         return f"{seconds * 1e9:.0f}{SPACE}ns"
@@ -58,15 +42,10 @@ def duration(seconds: float) -> str:
 
 
 def alike(values: Iterable[float], text: Text) -> Text:
-    r"""Return how to write the values of a column: as `text` does, in the unit of the largest.
+    """Return how to write the values of a column: as `text` does, in the unit of the largest.
 
     If the largest is below ten of its unit and the least below a hundredth, the next smaller unit
     writes both. A value below a thousandth of the unit keeps its own, instead of six zeros.
-
-    >>> [alike([0.0019, 4.2e-5], duration)(value) for value in (0.0019, 4.2e-5, 0, 2e-9)]
-    ['1.9\xa0ms', '0.042\xa0ms', '0\xa0ms', '2\xa0ns']
-    >>> [alike([1.41, 0.00063], duration)(value) for value in (1.41, 0.00063)]
-    ['1,410\xa0ms', '0.63\xa0ms']
     """
     sizes = [abs(value) for value in values if value]
     units, most = _UNITS.get(text, ()), max(sizes, default=0.0)
@@ -81,11 +60,7 @@ def alike(values: Iterable[float], text: Text) -> Text:
 
 
 def constant(name: str, value: float) -> str:
-    r"""Write a constant of a cluster, whose name ends with its unit; a rate of 0 is infinite.
-
-    >>> constant("flops_per_s", 2.25e14), constant("latency_s", 1e-5), constant("bytes_per_s", 0)
-    ('225\xa0TFLOP/s', '10\xa0µs', 'infinite')
-    """
+    """Write a constant of a cluster, whose name ends with its unit; a rate of 0 is infinite."""
     if not name.endswith("_per_s"):
         return duration(value)
     if not value:
@@ -94,38 +69,22 @@ def constant(name: str, value: float) -> str:
 
 
 def percent(fraction: float) -> str:
-    r"""Write a fraction as per cent.
-
-    >>> percent(0.1234), percent(0.00042), percent(0)
-    ('12.3\xa0%', '0.042\xa0%', '0\xa0%')
-    """
+    """Write a fraction as per cent."""
     return f"{digits(100 * fraction)}{SPACE}%"
 
 
 def ratio(value: float) -> str:
-    """Write max/mean and the like with two decimals, three digits at least.
-
-    >>> ratio(1.0849), ratio(30.549), ratio(119_506.79)
-    ('1.08', '30.5', '119,507')
-    """
+    """Write max/mean and the like with two decimals, three digits at least."""
     return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def times(value: float) -> str:
-    """Write a factor.
-
-    >>> times(1.284) == "1.28\N{MULTIPLICATION SIGN}"
-    True
-    """
+    """Write a factor."""
     return f"{ratio(value)}\u00d7"
 
 
 def signed(difference: float, text: Text) -> str:
-    r"""Write a difference with its sign; a real minus sign is as wide as the plus.
-
-    >>> signed(2e-3, duration), signed(0, count), signed(-1536, size)[1:]
-    ('+2\xa0ms', '0', '1.54\xa0kB')
-    """
+    """Write a difference with its sign; a real minus sign is as wide as the plus."""
     written = text(abs(difference))
     if written == text(0):  # a difference that its text does not show has no sign
         return written
@@ -143,11 +102,7 @@ def _unit(value: float, units: Units) -> tuple[str, float]:
 
 
 def digits(value: float) -> str:
-    """Write three significant digits.
-
-    >>> digits(9.372), digits(0.00042), digits(1234.5)
-    ('9.37', '0.00042', '1,234')
-    """
+    """Write three significant digits."""
     if value == 0:
         return "0"
     # Two digits behind the first one that is not 0; above 1,000 all digits before the point stay.

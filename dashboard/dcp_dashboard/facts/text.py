@@ -116,11 +116,7 @@ def window_text(time_ns: tuple[int, int]) -> str:
 
 
 def row(label: str, *parts: str | DetailLink) -> DetailRow:
-    """Build a row of words and links.
-
-    >>> row("owner", "device ", DetailLink("3", "device.3")).parts[0].text
-    'device '
-    """
+    """Build a row of words and links."""
     links = (DetailLink(part) if isinstance(part, str) else part for part in parts)
     return DetailRow(label, tuple(links))
 
@@ -153,11 +149,7 @@ def spent_text(start_ns: int, end_ns: int) -> str:
 
 
 def selection(what: str, /, **ids: int | str) -> str:
-    """Write a selection as text; the id of `what` itself comes first.
-
-    >>> selection("device", device=3, peer=4)
-    'device.3~peer.4'
-    """
+    """Write a selection as text; the id of `what` itself comes first."""
     names = [what, *(name for name in ids if name != what)]
     return "~".join(f"{name}.{ids[name]}" for name in names)
 
@@ -216,9 +208,5 @@ def event_selection(plan: Plan, trace: Trace, event: int) -> str:
 
 
 def direction_word(is_backward: bool) -> Direction:
-    """Return the direction's name.
-
-    >>> direction_word(True)
-    'backward'
-    """
+    """Return the direction's name."""
     return "backward" if is_backward else "forward"

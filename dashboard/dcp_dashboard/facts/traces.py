@@ -81,11 +81,7 @@ class EventFilter:
 
 
 def read_filter(query: Mapping[str, str]) -> EventFilter:
-    """Read a filter from the texts that the state of the page puts into a URL.
-
-    Raises:
-        DashboardError: if one of them means nothing.
-    """
+    """Read a filter from the texts that the state of the page puts into a URL."""
     longer = query.get("longer", "0")
     # At most 18 digits, which int64 holds.
     if not re.fullmatch(r"\d{1,18}", longer, re.ASCII):

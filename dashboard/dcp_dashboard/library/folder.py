@@ -48,13 +48,9 @@ class DashboardError(DCPError):
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """A file of the folder, with its size and time as they were last seen.
+    """A file of the folder, with its size and time as they were last seen: its content's name.
 
-    Attributes:
-        key: 16 hexadecimal digits; names the file in URLs.
-        relative: path below the folder, with ``/``.
-        path: absolute, without symbolic links.
-        size_bytes, mtime_ns: together with `path` they name one content of the file.
+    `key`, 16 hexadecimal digits, names it in URLs; `path` is absolute, without symbolic links.
     """
 
     key: str
@@ -74,11 +70,7 @@ def plan_key(relative: str) -> str:
 
 
 def open_folder(folder: str | Path) -> Path:
-    """Resolve the folder to serve.
-
-    Raises:
-        DashboardError: if it is missing or no directory.
-    """
+    """Resolve the folder to serve."""
     path = Path(folder).expanduser()
     if not path.exists():
         raise DashboardError(
@@ -94,13 +86,10 @@ def open_folder(folder: str | Path) -> Path:
 
 
 class Folder:
-    """The served folder; safe to use from several threads.
+    """The served folder, as `open_folder` gives it; safe to use from several threads.
 
     Hidden folders are skipped, symbolic links to folders are not followed, and a file counts only
     if it is a regular file that lies below the root after all links are resolved.
-
-    Args:
-        root: as `open_folder` gives it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -296,14 +285,7 @@ MAX_NAME = 80
 
 
 class SessionPlans:
-    """A bounded set of plan files by key; safe to use from several threads.
-
-    >>> store = SessionPlans()
-    >>> entry = store.add(b"kept, although no plan: its reader refuses it", "mine.dcpplan")
-    >>> entry.relative, store.find(entry.key) == entry, store.find("0" * 16)
-    ('mine.dcpplan', True, None)
-    >>> store.close()
-    """
+    """A bounded set of plan files by key; safe to use from several threads."""
 
     def __init__(self, max_plans: int = MAX_PLANS, max_total_bytes: int = MAX_TOTAL_BYTES) -> None:
         self._max_plans, self._max_total_bytes = max_plans, max_total_bytes
@@ -315,9 +297,6 @@ class SessionPlans:
         """Keep the unchecked bytes of a plan file; the same bytes have the same key.
 
         `name` is shown to people and never used as a path. `PlanLibrary.keep` also reads the file.
-
-        Raises:
-            DashboardError: if they cannot be kept.
         """
         # A `person` of its own: no path of the folder has the key of a session's plan.
         key = hashlib.blake2b(content, digest_size=8, person=b"dcpm session").hexdigest()

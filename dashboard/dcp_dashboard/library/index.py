@@ -127,11 +127,7 @@ class PlanIndex:
 
 
 def read_line(entry: PlanEntry) -> PlanLine:
-    """Read the figures and texts of a plan that the list shows.
-
-    Raises:
-        DCPError: if the file has no readable `meta.json`, or figures are missing there.
-    """
+    """Read the figures and texts of a plan that the list shows."""
     meta = read_meta(entry.path)
     try:
         return _line(meta)
@@ -232,19 +228,12 @@ MOST_METHODS, MOST_BINS, MOST_TEXT = 24, 40, 200
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """A planned batch of a report.
+    """A planned batch of a report, as far as its figures are finite numbers.
 
-    Attributes:
-        index: number in the data set.
-        figures: finite numbers by their name in the file; `seconds` is forward and backward
-            together, `shortest`, `median_length`, `longest` are lengths of sequences in tokens.
-        speedups: predicted seconds of other methods over ours.
-        over_tokens: other methods that own more tokens on a device than the cap.
-        token_imbalances: by the name of another method, tokens of its fullest device over the mean.
-        length_counts: sequences by power of two of their length, empty if unknown.
-        mask, origin, backend: texts.
-        file: name of the plan file beside the report, empty if there is none.
-        warnings: of the planner.
+    `figures` by their name in the file, with `seconds` (forward and backward), `shortest`,
+    `median_length` and `longest` (tokens). By method: `speedups` (its seconds over ours), those
+    `over_tokens` (above the cap), `token_imbalances` (fullest device over the mean).
+    `length_counts` are sequences by power of two of their length; `file` lies beside the report.
     """
 
     index: int
@@ -327,11 +316,7 @@ def read_report(path: Path) -> DatasetReport:
 
 
 def parse_report(document: Mapping[str, Any]) -> DatasetReport:
-    """Build a report from a checked document; `Any`: JSON values.
-
-    >>> parse_report({"batches": [{"tokens": 8}, {"tokens": "many"}]}).column("tokens").tolist()
-    [8.0]
-    """
+    """Build a report from a checked document; `Any`: JSON values."""
     return DatasetReport(
         spec=_text(document.get("spec")),
         dataset=_text(document.get("dataset")),

@@ -111,10 +111,6 @@ class BoundedCache(Generic[Value]):
     """A mapping that forgets the entry used longest ago; safe to use from several threads.
 
     Eight threads of the server may ask for one value at once. Only the first makes it.
-
-    >>> cache = BoundedCache[int](1)
-    >>> cache.get("a", lambda: 1), cache.get("b", lambda: 2), cache.get("a", lambda: 3)
-    (1, 2, 3)
     """
 
     def __init__(self, capacity: int) -> None:
@@ -218,19 +214,12 @@ class PlanLibrary:
         return entry
 
     def version(self, key: str) -> str | None:
-        """Return the version of the file with this key, ``None`` if there is no such file.
-
-        Costs one `stat` of the file, not a walk through the folder, once the key is known.
-        """
+        """Return the version of the file with this key, ``None`` if there is none; one `stat`."""
         entry = self.session.find(key) or self.folder.find(key)
         return None if entry is None else version_of(entry)
 
     def load(self, key: str) -> LoadedPlan:
-        """Return the parsed plan with this key, of the folder or of this session.
-
-        Raises:
-            DCPError: if no file has this key, or the file is no readable plan.
-        """
+        """Return the plan with this key, of folder or session; `DCPError` if none is readable."""
         entry, limit = self._plan_file(key)
         return self._plans.get(_content(entry), lambda: _read(entry, limit))
 
@@ -255,11 +244,7 @@ class PlanLibrary:
         return self._find(key, SUFFIX, more), MAX_FILE_BYTES
 
     def keep(self, content: bytes, name: str) -> LoadedPlan:
-        """Keep the bytes of a plan file for this session and return the plan.
-
-        `name` is shown to people and never used as a path. Bytes that are no readable plan are not
-        kept; they raise `DCPError`.
-        """
+        """Keep the bytes of a plan file for this session; `DCPError` if it is none."""
         # The reader takes a path, so the bytes become a file before anybody has checked them.
         entry = self.session.add(content, name)
         try:
@@ -283,11 +268,7 @@ def version_of(entry: PlanEntry) -> str:
 
 
 def load_file(path: Path) -> LoadedPlan:
-    """Return the plan of one file, in any folder.
-
-    Raises:
-        DCPError: if there is no such file, or it is no readable plan.
-    """
+    """Return the plan of one file, in any folder; `DCPError` if it is no readable plan."""
     try:
         found = path.stat()
     except OSError as error:
@@ -312,10 +293,7 @@ def _read(
 def _read_file(
     entry: PlanEntry, limit_bytes: int, *, is_foreign: bool | None = True
 ) -> tuple[Plan, tuple[Trace, ...]]:
-    """Read plan and traces within the limits of a page.
-
-    By default a worker process decodes the tables, whoever wrote them: no file can end the server.
-    """
+    """Read plan and traces within the limits of a page; by default a worker decodes the tables."""
     if entry.size_bytes > MAX_FILE_BYTES:
         raise DashboardError(
             f"expected at most {MAX_FILE_BYTES:,} bytes, got {entry.size_bytes:,}; plan fewer "

@@ -17,15 +17,9 @@ KINDS = {"full": BlockKind.FULL, "partial": BlockKind.PARTIAL}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceTotals(Record):
-    """Totals of every device ``[R]``, forward and backward together.
+    """Totals of every device ``[R]``, forward and backward together; traffic from row to column.
 
-    Attributes:
-        tokens: tokens owned.
-        tiles: tiles computed; a tile of every head group counts.
-        pairs: visible pairs computed, see `device_pairs`.
-        sent_bytes, received_bytes: bytes of all transfers.
-        traffic_bytes: ``[R, R]``, from row to column.
-        memory_bytes: receive buffers and partial sums of the direction that needs more.
+    A tile of every head group counts; `memory_bytes` is of the direction that needs more.
     """
 
     tokens: Annotated[Ints, "R"]
@@ -123,9 +117,6 @@ def imbalance(amounts: Floats, shares: Floats | float = 1.0) -> float:
     """Return the largest amount over its share of the mean, 1.0 if all amounts are 0.
 
     Devices of unequal rates are level where each has its share; shares have the mean 1.
-
-    >>> imbalance(np.array([1.0, 1.0, 4.0])), imbalance(np.array([1.0, 3.0]), np.array([0.5, 1.5]))
-    (2.0, 1.0)
     """
     mean = float(amounts.mean())
     return float((amounts / shares).max()) / mean if mean else 1.0

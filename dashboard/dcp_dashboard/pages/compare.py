@@ -269,11 +269,7 @@ SECONDS, FORWARD, BACKWARD, MOVED = 0, 3, 4, 5
 
 
 def front_page(library: PlanLibrary, query: str) -> Component:
-    """Build the page of the plans whose keys the URL names.
-
-    Raises:
-        DCPError: if it names none, too many, or one that is not there.
-    """
+    """Build the page of the plans whose keys the URL names."""
     keys = list(dict.fromkeys(parse_qs(query.removeprefix("?")).get("plan", [])))  # each once
     if not 0 < len(keys) <= MOST_PLANS:
         raise DCPError(
@@ -298,11 +294,7 @@ def front_page(library: PlanLibrary, query: str) -> Component:
 
 
 def unbeaten(values: Floats) -> Bools:
-    """Mark the rows that no other one equals or beats in every column; of equal rows, all.
-
-    >>> unbeaten(np.array([[1.0, 3.0], [2.0, 1.0], [2.0, 3.0]])).tolist()
-    [True, True, False]
-    """
+    """Mark the rows that no other one equals or beats in every column; of equal rows, all."""
     # ``[i, j]``: plan i is nowhere worse than plan j, and somewhere better.
     no_worse = (values[:, None] <= values).all(axis=2)
     better = (values[:, None] < values).any(axis=2)

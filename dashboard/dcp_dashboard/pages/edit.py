@@ -46,11 +46,7 @@ class Start:
 
 
 def library_texts() -> dict[str, str]:
-    """Read the files of the standard library, by the name of their mask.
-
-    >>> "streaming" in library_texts()
-    True
-    """
+    """Read the files of the standard library, by the name of their mask."""
     files = sorted(MASKS.iterdir(), key=lambda item: item.name)
     return {
         item.name.removesuffix(SPEC_SUFFIX): item.read_text(encoding="utf-8")
@@ -70,9 +66,6 @@ def start_of(library: PlanLibrary, query: str) -> Start:
 
     ``?spec=`` is ``std:NAME`` for a mask of the standard library, the key of a `.dcpm` file of the
     folder or of a plan, whose text it is then, or a text itself.
-
-    Raises:
-        DCPError: if there is no such text.
     """
     wanted = parse_qs(query.removeprefix("?")).get("spec", [""])[0]
     if not wanted:

@@ -91,11 +91,7 @@ def shell(keyboard: Component) -> dmc.MantineProvider:
 
 
 def attributes(**values: str) -> dict[str, Any]:  # Any: Dash's keywords differ in type
-    """Return `data-` and `aria-` attributes as keywords for a Dash component.
-
-    >>> attributes(aria_label="Mask")
-    {'aria-label': 'Mask'}
-    """
+    """Return `data-` and `aria-` attributes as keywords for a Dash component."""
     return {name.replace("_", "-"): value for name, value in values.items()}
 
 
@@ -265,27 +261,15 @@ def written(inside: Any, **properties: Any) -> Component:  # Any: as Dash takes 
 
     Dash spends 1 to 2 ms of the browser's time on every component, a second on a table of some
     hundred cells. Nothing inside can be the input or output of a callback.
-
-    >>> written(html.B("1 < 2"), className="a")
-    Div(className='a', data-html='<b>1 &lt; 2</b>')
     """
     properties[HTML] = markup(inside)
     return html.Div(**properties)
 
 
 def markup(node: Any) -> str:
-    """Write a tree of `dash.html` components as HTML; texts and values are escaped.
+    """Write a tree of `dash.html` components, texts and numbers as HTML; others: `TypeError`.
 
-    Args:
-        node: a component of `dash.html`, a text, a number, a list of these, or nothing; `Any`:
-            Dash has no narrower type for it.
-
-    Raises:
-        TypeError: for a component of another library: it has no HTML of its own.
-
-    >>> from dash import html
-    >>> markup(html.P(["1 < 2", html.Br()], className="a"))
-    '<p class="a">1 &lt; 2<br></p>'
+    `Any`: Dash has no narrower type for it.
     """
     if node is None:
         return ""

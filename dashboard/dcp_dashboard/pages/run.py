@@ -280,11 +280,7 @@ def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
 
 
 def read_zoom(layout: object) -> Any:  # Any: a range, None, or what means no change
-    """Read which steps a browser zoomed to, ``None`` for all; a client may send anything.
-
-    >>> read_zoom({"xaxis3.range[0]": 1.5, "xaxis3.range[1]": 9})
-    [1.5, 9.0]
-    """
+    """Read which steps a browser zoomed to, ``None`` for all; a client may send anything."""
     values = layout if isinstance(layout, dict) else {}
     # A zoom names the x axis of its own chart, x to x5; all show the same steps.
     ends = [v for name, v in values.items() if ".range[" in str(name) and str(name)[0] == "x"]
@@ -302,11 +298,7 @@ def _read_range(ends: object) -> list[float] | None:
 
 
 def read_click(click: object) -> int | None:
-    """Read the step of a clicked point; a client may send anything.
-
-    >>> read_click({"points": [{"x": 12}]}), read_click({"points": "no"})
-    (12, None)
-    """
+    """Read the step of a clicked point; a client may send anything."""
     try:
         step = click["points"][0]["x"]  # type: ignore[index]  # anything else is caught below
     except (TypeError, KeyError, IndexError):
@@ -319,9 +311,6 @@ def extremes(values: Floats, most: int) -> Ints:
     """Thin values out: return the places of the least and the most of equal stretches, in order.
 
     At most `most` places. NaN counts as unknown; a stretch of NaN alone has no place.
-
-    >>> extremes(np.array([1.0, 5.0, 2.0, 2.0, 0.0, 3.0]), 4).tolist()
-    [0, 1, 4, 5]
     """
     if len(values) <= most:
         return np.arange(len(values))

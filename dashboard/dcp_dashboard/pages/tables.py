@@ -27,11 +27,7 @@ class Query:
     page: int = 0
 
     def url(self, **changed: Any) -> str:  # Any: values of the attributes
-        """Return the query of a link with some attributes changed.
-
-        >>> Query(q="a b").url(sort="tokens", desc=True)
-        '?q=a+b&sort=tokens&desc=1'
-        """
+        """Return the query of a link with some attributes changed."""
         asked = asdict(replace(self, **changed))
         # Defaults are all false: the URL names only what differs from them.
         text = urlencode({n: 1 if v is True else v for n, v in asked.items() if v})
@@ -39,11 +35,7 @@ class Query:
 
 
 def read_query(text: str) -> Query:
-    """Read the query of a URL; wrong values count as left out.
-
-    >>> read_query("?q=x&sort=tokens&desc=1&page=-3")
-    Query(q='x', sort='tokens', desc=True, page=0)
-    """
+    """Read the query of a URL; wrong values count as left out."""
     try:
         asked = parse_qs(text.removeprefix("?"), max_num_fields=50)
     except ValueError:
@@ -60,11 +52,7 @@ def read_query(text: str) -> Query:
 
 
 def has_words(search: str, texts: Iterable[str]) -> bool:
-    """Return whether every word of a search is in the texts, in upper or lower case.
-
-    >>> has_words("CAUSAL 4", ["causal", "on 4 devices"])
-    True
-    """
+    """Return whether every word of a search is in the texts, in upper or lower case."""
     text = " ".join(texts).lower()
     return all(word in text for word in search.lower().split())
 

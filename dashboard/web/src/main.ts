@@ -19,7 +19,7 @@ import { followPlanning } from "./page/planning.ts";
 import { followSearch } from "./page/search.ts";
 import { DeviceTable, followSelections } from "./page/selection.ts";
 import { Steps } from "./page/steps.ts";
-import { state } from "./session.ts";
+import { state } from "./state.ts";
 import { AreaSums } from "./timeline/area.ts";
 import { EventTable } from "./timeline/event_table.ts";
 import { Filters } from "./timeline/filters.ts";

@@ -179,3 +179,6 @@ export class State {
     this.tell(new Set(KEYS.filter((name) => !same(before[name], this.values[name]))));
   }
 }
+
+/** The state of this page, one for all views. */
+export const state = new State();

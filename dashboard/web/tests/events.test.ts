@@ -1,11 +1,28 @@
+// Events of a trace: what a search, a selection or an area means, how much of a pixel they cover, what devices hold meanwhile.
 import assert from "node:assert/strict";
 import { suite, test } from "node:test";
 import { seeded } from "./browser.ts";
-import { aggregate, eventAt, firstEndingAfter, firstStartingAt, hasText, parseSearch, partnerOf, phases, searchTest, subset, wholeTable } from "../src/timeline/events.ts";
+import { addTrack, paintLine, shadeTables } from "../src/timeline/cover.ts";
 import { orderOf } from "../src/timeline/event_table.ts";
+import { aggregate, eventAt, type EventColumns, firstEndingAfter, firstStartingAt, hasText, parseSearch, partnerOf, phases, searchTest, subset, wholeTable } from "../src/timeline/events.ts";
 import { parseDuration } from "../src/timeline/filters.ts";
+import { heldBetween, type MemoryPayload, peakOf, shownDevices } from "../src/timeline/memory.ts";
 import { brushTest } from "../src/timeline/selection.ts";
-import { traceOf } from "./traces.ts";
+
+interface Spec {
+  start: number; end: number; device?: number; lane?: number; kind?: number; backward?: number; division?: number;
+  peer?: number; bytes?: number; name?: number; transfer?: number; block?: number;
+}
+
+const NONE = { device: 0, lane: 0, kind: 0, backward: 0, division: -1, peer: -1, bytes: 0, name: 0, transfer: -1, block: -1 };
+
+/** Columns of events, sorted by (device, lane, start) as the server does. */
+function traceOf(events: readonly Spec[]): EventColumns {
+  const rows = events.map((event) => ({ ...NONE, ...event }))
+    .sort((a, b) => a.device - b.device || a.lane - b.lane || a.start - b.start);
+  const names = ["start", "end", ...Object.keys(NONE)] as (keyof EventColumns)[];
+  return Object.fromEntries(names.map((name) => [name, Float64Array.from(rows, (row) => row[name])])) as EventColumns;
+}
 
 function randomTrace(seed: number): ReturnType<typeof traceOf> {
   const random = seeded(seed);
@@ -130,5 +147,90 @@ suite("what a selection means in the timeline", () => {
     assert.deepEqual(meant({ type: "sequence", sequence: 1 }), [1, 3]);
     assert.equal(meant({ type: "device", device: 0 }), null);
     assert.equal(meant(undefined), null);
+  });
+});
+
+const WIDTH = 20;
+const PARTS = 1000; // of a pixel
+
+/** The covered share of every pixel by walking over tiny steps of [from, to). */
+function counted(events: readonly Spec[], from: number, to: number): number[] {
+  const cover = new Array<number>(WIDTH).fill(0);
+  const step = (to - from) / (WIDTH * PARTS);
+  for (let i = 0; i < WIDTH * PARTS; i++) {
+    const time = from + (i + 0.5) * step;
+    cover[Math.floor(i / PARTS)] += events.filter(({ start, end }) => start <= time && time < end).length / PARTS;
+  }
+  return cover;
+}
+
+suite("coverage of pixels", () => {
+  test("is the sum of what each event covers, at every zoom", () => {
+    const random = seeded(1);
+    for (let round = 0; round < 12; round++) {
+      const events = Array.from({ length: 8 }, () => {
+        const start = Math.floor(random() * 900);
+        return { start, end: start + 1 + Math.floor(random() * 90), lane: 1 };
+      });
+      const [from, to] = round ? [random() * 400, 500 + random() * 500] : [0, 1000];
+      const cover = new Float64Array(WIDTH);
+      addTrack(wholeTable(traceOf(events), 1), 1, from, to, cover, WIDTH);
+      counted(events, from, to).forEach((share, x) => assert.ok(Math.abs(cover[x] - share) < 0.03, `round ${round}, pixel ${x}: ${cover[x]} for ${share}`));
+    }
+  });
+
+  test("shows an event that lasts no time, and says where nothing is in view", () => {
+    const table = wholeTable(traceOf([{ start: 500, end: 500, lane: 2 }]), 1);
+    const cover = new Float64Array(WIDTH);
+    assert.equal(addTrack(table, 2, 0, 1000, cover, WIDTH), true);
+    assert.ok(cover[10] > 0);
+    assert.equal(addTrack(table, 2, 600, 1000, cover, WIDTH), false);
+    assert.equal(addTrack(table, 1, 0, 1000, cover, WIDTH), false);
+  });
+
+  test("a pixel of the compute lane has the colour of the kind that covers most of it", () => {
+    const colours = ["#ff0000", "#00ff00", "#0000ff", "#111111", "#222222", "#333333"];
+    const shades = shadeTables(colours, 0xff000000).bright;
+    const line = new Uint32Array(3).fill(7);
+    paintLine(line, Float64Array.from([0.2, 0.7, 0.1, 0, 0, 0, 0.4, 0.1, 0.5]), 3, 0, shades, 1);
+    assert.deepEqual([...line], [0xff00ff00, 7, 0xffff0000]); // little-endian: alpha, blue, green, red
+    paintLine(line, Float64Array.from([1, 0.01, 0]), 3, 1, shades, 1);
+    assert.equal(line[0], 0xff111111);
+    assert.ok((line[1] & 255) > 0 && (line[1] & 255) < 0x11);
+    assert.equal(line[2], 0xffff0000);
+  });
+});
+
+const PAYLOAD: MemoryPayload = {
+  header: { source: "simulated", num_devices: 2, unit_ns: 1, longest_ns: 200, limit_bytes: 1000 },
+  columns: {
+    saved: Float64Array.of(10, 5), forward: Float64Array.of(100, 90), backward: Float64Array.of(200, 90),
+    buffers: Float64Array.of(40, 40, 80, 40), began: Uint32Array.of(0, 0, 100, 0), ended: Uint32Array.of(90, 0, 200, 0),
+    ptr: Uint32Array.of(0, 3, 3), time: Uint32Array.of(20, 30, 50), filled: Float64Array.of(7, 30, 0),
+  },
+};
+
+suite("what a device holds", () => {
+  test("has the levels of its directions, and between them its own tensors", () => {
+    const total = (from: number, to: number) => heldBetween(PAYLOAD, 0, from, to).total;
+    assert.deepEqual([total(0, 1), total(89, 90), total(90, 99), total(100, 101), total(80, 120)], [100, 100, 10, 200, 200]);
+    assert.deepEqual(heldBetween(PAYLOAD, 1, 0, 200), { total: 5, saved: 5, buffers: 0, filled: 0 });
+    assert.deepEqual([peakOf(PAYLOAD, 0), peakOf(PAYLOAD, 1)], [200, 5]);
+  });
+
+  test("fills with every step, of which the most within a pixel is shown", () => {
+    const filled = (from: number, to: number) => heldBetween(PAYLOAD, 0, from, to).filled;
+    assert.deepEqual([filled(0, 19), filled(20, 21), filled(25, 26), filled(29, 60), filled(55, 60)], [0, 7, 7, 30, 0]);
+  });
+
+  test("is shown of all devices, or of those that are pinned, selected or hold most", () => {
+    assert.deepEqual(shownDevices(PAYLOAD, 1, {}), [0, 1]);
+    assert.deepEqual(shownDevices(PAYLOAD, 1, { pins: "1,x,9" }), [1, 0]);
+    const devices = 12;
+    const many: MemoryPayload = {
+      header: { ...PAYLOAD.header, num_devices: devices },
+      columns: { ...PAYLOAD.columns, saved: Float64Array.from({ length: devices }, (_, i) => i), ended: new Uint32Array(2 * devices), began: new Uint32Array(2 * devices) },
+    };
+    assert.deepEqual(shownDevices(many, 1, { pins: "2", sel: { type: "device", device: 5 } }), [2, 5, 11, 10, 9, 8]);
   });
 });

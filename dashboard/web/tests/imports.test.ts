@@ -8,7 +8,7 @@ import ts from "typescript";
 
 const SRC = join(dirname(fileURLToPath(import.meta.url)), "..", "src");
 /** From the lowest to the highest, each a set of folders, or of files of src itself, that know nothing of each other. */
-const LAYERS = [["kit"], ["api.ts", "state.ts"], ["session.ts"], ["page"], ["mask", "timeline"], ["devices"], ["edit", "mount.ts"], ["main.ts"]];
+const LAYERS = [["kit"], ["api.ts", "state.ts"], ["page"], ["mask", "timeline"], ["devices"], ["edit", "mount.ts"], ["main.ts"]];
 
 /** The files of src that each of them imports, types included; the editor's bundle lies outside. */
 function importsOf(): Map<string, string[]> {

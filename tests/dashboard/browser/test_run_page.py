@@ -1,4 +1,4 @@
-"""The page of a training run, while it goes on."""
+"""The pages of a training run that goes on and of a planned step."""
 
 import json
 
@@ -34,12 +34,12 @@ def log(tmp_path, small_plan):
 @pytest.fixture
 def page(visit, log):
     with visit.serving(log.parents[1]):
-        yield opened(visit)
+        yield opened(visit, RUN, "#run-chart .main-svg")
 
 
-def opened(visit):
-    page = visit.open(RUN)
-    page.wait_for_selector("#run-chart .main-svg")
+def opened(visit, address, drawn):
+    page = visit.open(address)
+    page.wait_for_selector(drawn)
     return page
 
 
@@ -90,5 +90,24 @@ def test_a_run_is_followed_zoomed_exactly_and_a_step_opens_its_trace(visit, page
 
     visit.leave()
     page.set_viewport_size({"width": 390, "height": 844})
-    opened(visit)
+    opened(visit, RUN, "#run-chart .main-svg")
     assert page.locator("#run-chart .nsewdrag").first.bounding_box()["width"] > 390 / 2
+
+
+def test_bars_hovers_and_a_narrow_window_that_scrolls_only_the_table(visit, small_step):
+    step, bars = f"step/{plan_key('a.dcpstep.json')}", "#step .bars .point"
+    with visit.serving(small_step.parent):
+        page = opened(visit, step, bars)
+        named = page.locator("#step .legendtext").all_text_contents()
+        assert named == ["linear part", "attention", "waiting"]
+        page.locator(bars).first.hover(force=True)  # the layer above takes the pointer
+        text = page.locator("#step .hoverlayer").text_content()
+        assert "devices 0" in text
+        assert "60,000 tokens on 8 devices" in text
+
+        visit.leave()
+        page.set_viewport_size({"width": 390, "height": 844})
+        opened(visit, step, bars)
+        assert page.locator("#step .nsewdrag").first.bounding_box()["width"] > 390 / 2
+        scrolled = "(box) => box.scrollWidth > box.clientWidth"
+        assert page.locator(".dcp-scroll").last.evaluate(scrolled)

@@ -1,20 +1,88 @@
-"""Tasks of the editor's page, without processes: findings, pictures, figures, refusals."""
+"""Tasks of the editor, without processes: texts to start from, findings, pictures, plans."""
 
 import json
+import os
+import time
 from contextlib import suppress
 from dataclasses import replace
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dcp_dashboard import create_app
 from dcp_dashboard.api.encoding import decode
-from dcp_dashboard.editing import planning
+from dcp_dashboard.editing import answer, planning
 from dcp_dashboard.editing.planning import figures, make_plan, preview_plan
+from dcp_dashboard.editing.routes import DESK, batch_of, home_of
 from dcp_dashboard.editing.texts import check_text, describe_word, draw_text, format_text, propose
+from dcp_dashboard.library.folder import plan_key
+from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.pages.edit import folder_files, library_texts, start_of
 from dcp_dsl import DCPError, Spec, check, dense_mask
-from dcp_planner import measure
+from dcp_planner import digest, measure, predict, read_plan
+from dcp_planner.plan import decode_plan
+
+
+@pytest.fixture
+def folder(tmp_path):
+    root = tmp_path / "served"
+    (root / "deep").mkdir(parents=True)
+    (root / "deep" / "own.dcpm").write_text("mask own = causal", encoding="utf-8")
+    (root / "bytes.dcpm").write_bytes(b"\xff\xfe")
+    (root / "big.dcpm").write_text("#" * 200_001)
+    (root / ".hidden").mkdir()
+    (root / ".hidden" / "no.dcpm").write_text("mask no = causal")
+    (tmp_path / "secret.dcpm").write_text("mask secret = causal")
+    (root / "link.dcpm").symlink_to(tmp_path / "secret.dcpm")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.dcpm").write_text("mask secret = causal")
+    (root / "linked").symlink_to(tmp_path / "outside")
+    os.mkfifo(root / "pipe.dcpm")
+    return root
+
+
+def start(root, spec):
+    return start_of(PlanLibrary(root), "?" + urlencode({"spec": spec}))
+
+
+def test_a_file_of_the_folder_is_opened_by_its_key_only(folder):
+    library = PlanLibrary(folder)
+    assert sorted(folder_files(library).values()) == ["big.dcpm", "bytes.dcpm", "deep/own.dcpm"]
+    own = start(folder, plan_key("deep/own.dcpm"))
+    assert (own.name, own.text) == ("deep/own.dcpm", "mask own = causal")
+    assert home_of(library, own.home) == str(folder / "deep" / "own.dcpm")
+    for wrong in ("deep/own.dcpm", str(folder / "deep" / "own.dcpm"), "../secret.dcpm", ""):
+        assert home_of(library, wrong) is None
+    for wrong in ("../secret.dcpm", plan_key("link.dcpm"), plan_key("pipe.dcpm"), "std:../causal"):
+        with pytest.raises(DCPError):
+            start(folder, wrong)
+
+
+def test_a_file_that_is_no_text_or_too_large_is_refused_by_name(folder):
+    for name, said in (("bytes", "cannot be read as text"), ("big", "at most 200,000")):
+        with pytest.raises(DCPError, match=rf"^{name}\.dcpm: .*{said}"):
+            start(folder, plan_key(f"{name}.dcpm"))
+
+
+def test_a_plan_gives_the_text_that_it_was_made_from(served_folder, small_plan):
+    found = start(served_folder, plan_key("small.dcpplan"))
+    assert found.text == small_plan.provenance.spec
+    assert found.settings["expression"] == small_plan.provenance.mask
+    assert (found.settings["nodes"], found.settings["per"]) == ("2", "2")
+    assert found.settings["heads"] == "4/2/64"
+    assert batch_of(PlanLibrary(served_folder), found.batch) == list(small_plan.provenance.samples)
+
+
+def test_every_text_to_start_from_is_right(folder):
+    texts = [start_of(PlanLibrary(folder), "").text, *library_texts().values()]
+    assert len(texts) > 30
+    for text in texts:
+        assert [d for d in check(text) if d.severity == "error"] == []
+    assert start(folder, "mask a = causal").text == "mask a = causal"
+
 
 TEXT = """segment part = question[question_len] answer[answer_lens]*
 mask shared = causal and (k in question or same(answer))
@@ -165,3 +233,60 @@ def test_whatever_a_client_sends_is_answered_or_refused(changes):
 def test_figures_of_a_plan_name_the_default_search_in_words(small_plan):
     plan = replace(small_plan, partitioner="portfolio")
     assert figures(plan, measure(plan), 1.0)["placed_by"] == "the default search"
+
+
+LOCAL = "http://127.0.0.1:8050"
+
+
+def parted(figures, content):
+    """The plans that a worker made, which its answer holds one behind the other."""
+    for told in figures["plans"]:
+        yield told, decode_plan(content[: told["size_bytes"]]).plan
+        content = content[told["size_bytes"] :]
+    assert content == b""
+
+
+def test_every_suggestion_is_a_plan_of_the_batch_that_is_as_fast_as_said(paired_folder):
+    path, stages = paired_folder / "contiguous.dcpplan", []
+    figures, content = answer({"task": "suggest", "path": str(path)}, b"", stages.append)
+    before = read_plan(path).plan
+    now = predict(before).seconds
+    gains = [plan["saves_s"] for plan in figures["plans"]]
+    assert 0 < len(gains) <= 3
+    assert gains == sorted(gains, reverse=True)
+    assert stages == ["finding what costs most", "planning changes"]
+    for told, plan in parted(figures, content):
+        assert plan.cu_seqlens.tolist() == before.cu_seqlens.tolist()
+        assert plan.tiles.pairs.sum() / plan.head_groups == before.tiles.pairs.sum()
+        assert plan.provenance == before.provenance
+        assert now - predict(plan).seconds == pytest.approx(told["saves_s"])
+        assert told["share"] == pytest.approx(told["saves_s"] / now)
+        assert told["share"] >= 0.01
+
+
+def test_the_front_of_a_plan_is_that_of_its_batch(paired_folder, small_choices):
+    before = read_plan(paired_folder / "contiguous.dcpplan").plan
+    asked = {"task": "front", "path": str(paired_folder / "contiguous.dcpplan")}
+    made = [plan for _, plan in parted(*answer(asked, b"", lambda _stage: None))]
+    bare = {digest(replace(plan, provenance=None)) for plan in made}
+    assert len(bare) == len(made) > 1
+    assert {digest(plan) for plan in small_choices} <= bare
+    assert all(plan.provenance == before.provenance for plan in made)
+
+
+def test_a_page_asks_for_suggestions_and_each_is_kept_for_the_session(paired_folder):
+    app = create_app(paired_folder)
+    client, desk = app.server.test_client(), app.server.extensions[DESK]
+    key = plan_key("contiguous.dcpplan")
+    try:
+        job = client.post("/api/edit/suggest", base_url=LOCAL, json={"plan": key}).json
+        end = time.monotonic() + 240
+        while job["state"] in ("waiting", "running") and time.monotonic() < end:
+            time.sleep(0.2)
+            job = client.get(f"/api/edit/plan/{job['job']}", base_url=LOCAL).json
+        assert (job["state"], job["message"]) == ("done", "")
+        made = job["figures"]["plans"][0]
+        shown = client.get(f"/api/edit/figures/{made['key']}", base_url=LOCAL).json
+        assert shown["predicted_s"] == pytest.approx(made["seconds"])
+    finally:
+        desk.close()

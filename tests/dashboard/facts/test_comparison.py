@@ -10,7 +10,7 @@ import pytest
 
 from dcp_dashboard import create_app
 from dcp_dashboard.api.encoding import decode
-from dcp_dashboard.api.mask import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_moves, fit_devices
+from dcp_dashboard.api.mask import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_moves
 from dcp_dashboard.facts.comparison import (
     Comparison,
     Side,
@@ -26,7 +26,7 @@ from dcp_dashboard.library import plans as library_module
 from dcp_dashboard.library.folder import PlanEntry, plan_key
 from dcp_dashboard.library.plans import PlanLibrary, loaded_plan
 from dcp_dashboard.pages.charts import MORE, deltas_figure, traffic_difference_figure
-from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, read_choices
+from dcp_dashboard.pages.compare import Choice, load_comparison
 from dcp_planner import LANES, predict, simulate
 from dcp_planner.report import Difference
 from dcp_planner.simulation import EVENT_KINDS
@@ -231,16 +231,6 @@ def test_tiles_of_one_plan_only_are_told_apart(small_plan):
         assert moves.pairs.tolist() == tiles.pairs.tolist()
 
 
-def test_renumbering_undoes_a_permutation():
-    rng = np.random.default_rng(0)
-    first = rng.integers(0, 8, 500)
-    weight = rng.integers(1, 9, 500)
-    order = rng.permutation(8)
-    numbers = fit_devices(first, order[first], weight, 8)
-    assert sorted(numbers.tolist()) == list(range(8))
-    assert (numbers[order[first]] == first).all()
-
-
 def test_the_chart_has_one_bar_per_device_above_zero_where_b_has_more(library):
     deltas = compare_devices(compared(library, "zigzag", "contiguous"))
     figure = deltas_figure(deltas, np.array([0, 2, 4]))
@@ -262,9 +252,3 @@ def test_the_traffic_difference_is_empty_where_neither_plan_sends(library):
     assert np.isnan(z[(a == 0) & (b == 0)]).all()
     used = (a > 0) | (b > 0)
     assert (z[used] == (b - a)[used]).all()
-
-
-def test_addresses_of_comparisons_read_back():
-    sides = (choice("zigzag", "measured"), choice("large"))
-    assert read_choices(compare_url(*sides).partition("?")[2]) == sides
-    assert read_choices("") == (None, None)

@@ -1,16 +1,46 @@
+"""What the pages of a plan say of its time: causes, waits, gains, whatever the words."""
+
+import json
 import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from dcp_dashboard import create_app
 from dcp_dashboard.api.devices import path_payload
 from dcp_dashboard.api.encoding import decode
+from dcp_dashboard.facts.comparison import Comparison, Side, compare_devices, compare_rows
+from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.findings import answers, findings, longest_waits
+from dcp_dashboard.facts.gain import SCOPES
 from dcp_dashboard.facts.quantities import duration, percent
-from dcp_dashboard.facts.traces import find_waits
-from dcp_dashboard.library.plans import load_file
-from dcp_planner import LANES, Trace, simulate, write_plan
+from dcp_dashboard.facts.tiles import event_facts, transfer_facts
+from dcp_dashboard.facts.traces import EventFilter, find_waits, matching
+from dcp_dashboard.library.folder import DashboardError, plan_key
+from dcp_dashboard.library.plans import PlanLibrary, load_file
+from dcp_dashboard.pages.plan_list import plan_list_page
+from dcp_dsl import DCPError, Slabs, block_sparsity
+from dcp_dsl.cli import dcpm
+from dcp_planner import (
+    LANES,
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    PlanError,
+    PlanFileError,
+    Trace,
+    build_plan,
+    digest,
+    read_plan,
+    simulate,
+    to_perfetto,
+    write_plan,
+)
+from dcp_planner.causes import Explanation, static_plans, suggestions
+from dcp_planner.model.problem import PlanWarning
+from dcp_planner.tables import accumulator_bytes, receive_buffer_bytes
 
 MS = 1_000_000
 KIND = {"compute": 0, "send": 3, "receive": 4, "wait": 5}  # of EVENT_KINDS
@@ -155,3 +185,146 @@ def test_a_prediction_says_what_hosts_need_that_run_ahead(tmp_path, small_plan, 
     assert told[-1].text.startswith(text)
     write_plan(tmp_path / "serial.dcpplan", small_plan, [simulate(small_plan)])
     assert "host needs" not in answers(load_file(tmp_path / "serial.dcpplan"), "simulated")[-1].text
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory):
+    """A folder with a plan, and what the command printed."""
+    folder = tmp_path_factory.mktemp("planned")
+    (folder / "m.dcpm").write_text("mask m = causal")
+    lengths = [option for n in (5000, 2200, 700, 292) for option in ("--sample", f"len = {n}")]
+    out = folder / "p.dcpplan"
+    words = ["plan", str(folder / "m.dcpm"), *lengths, "--block", "256", "--cluster", "2x2"]
+    done = CliRunner().invoke(
+        dcpm, [*words, "--against", "static", "--out", str(out), "--json"], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    return folder, json.loads(done.stdout)["batches"][0]
+
+
+def seconds(figures):
+    return figures["predicted_forward_s"] + figures["predicted_backward_s"]
+
+
+def test_the_page_names_the_gains_that_the_command_prints(planned):
+    folder, printed = planned
+    client = create_app(folder).server.test_client()
+    found = client.get(f"/api/plan/{plan_key('p.dcpplan')}/gain").get_json()
+    shown = {row["label"]: row for row in found}
+    for name, theirs in printed["against"].items():
+        assert shown[name]["speedups"] == [pytest.approx(seconds(theirs) / seconds(printed))]
+        for cap in ("compute", "tokens"):
+            assert (f"mean {cap}" in shown[name]["note"]) == (cap in theirs["over_caps"])
+    best = {s: printed["best_static"][s] for s in SCOPES if s in printed["best_static"]}
+    assert len({rival["name"] for rival in best.values()}) == 2  # the case has both
+    for scope, rival in best.items():
+        row = shown[rival["name"]]
+        assert row["told"] == f"{rival['name']}, {SCOPES[scope]}"
+        assert row["speedups"] == [pytest.approx(rival["speedup"])]
+
+
+def test_the_list_has_the_gain_that_the_command_wrote(planned, tmp_path):
+    folder, printed = planned
+    (row,) = PlanLibrary(folder).index.rows()
+    best = {scope: rival["speedup"] for scope, rival in printed["best_static"].items()}
+    assert row.value.gains == pytest.approx(best)
+    shown = str(plan_list_page(PlanLibrary(folder), ""))
+    assert [scope for scope, gain in best.items() if f"{gain:.2f}\u00d7" not in shown] == []
+    file = read_plan(folder / "p.dcpplan")
+    for name, against in {
+        "none": None, "wrong": {"static:ring": "fast"}, "no times": {"static:ring": {}},
+        "texts": {"static:ring": {"predicted_forward_s": "1", "predicted_backward_s": None}},
+        "caps": {n: f | {"over_caps": ["tokens"]} for n, f in printed["against"].items()},
+    }.items():  # fmt: skip
+        write_plan(tmp_path / f"{name}.dcpplan", file.plan, file.traces, against=against)
+    found = {row.entry.relative: row.value.gains for row in PlanLibrary(tmp_path).index.rows()}
+    over = found.pop("caps.dcpplan")  # every layout is above the cap on tokens
+    assert over == pytest.approx({"of_all": best["of_all"]})
+    assert [*found.values()] == [{}] * 4
+
+
+def test_a_plan_of_too_many_tiles_says_which_command_compares(small_plan, monkeypatch):
+    monkeypatch.setattr(suggestions, "_MOST_TILES", 10)
+    with pytest.raises(PlanError, match=r"at most 10 tiles.*--against static"):
+        static_plans(small_plan)
+
+
+CLUSTER, SHAPE = Cluster(2, 2), ModelShape(4, 2, 64)
+
+
+def plans():
+    """Plans that meet their wishes and one that falls back to a layout, with warnings."""
+    causal = [Slabs(n, [0], [n], [0], [1], [0], [1]) for n in (1000, 560, 488)]
+    sparsity = block_sparsity(causal, 128, 128)
+    zigzag, contiguous = (
+        build_plan(sparsity, SHAPE, CLUSTER, PlanConfig(f"static:{kind}", token_tolerance=0.5))
+        for kind in ("zigzag", "contiguous")
+    )
+    window = Slabs(2048, [0, 64], [64, 2048], [0, 1], [1, 65], [0, 1], [1, 1])
+    narrow = block_sparsity([window], 128, 128)
+    frugal = build_plan(narrow, SHAPE, CLUSTER, PlanConfig("static:contiguous"))
+    limit = int((receive_buffer_bytes(frugal) + accumulator_bytes(frugal)).max())
+    short = PlanConfig("static:zigzag", memory_limit_bytes=limit)
+    return zigzag, contiguous, build_plan(narrow, SHAPE, CLUSTER, short)
+
+
+def places(facts):
+    """Return facts without their words: values, and where their links lead."""
+    rows = [row for section in facts.sections for row in section.rows]
+    links = [[(p.selected, p.time_ns, p.source) for p in row.parts] for row in rows]
+    return {k: v for k, v in facts.values.items() if k != "name"}, facts.selected, links
+
+
+def everything(folder):
+    """All that pages, files and comparisons conclude."""
+    zigzag, contiguous, short = plans()
+    loaded = []
+    for name, plan in (("a", zigzag), ("b", contiguous), ("c", short)):
+        write_plan(folder / f"{name}.dcpplan", plan, (simulate(plan),))
+        loaded.append(load_file(folder / f"{name}.dcpplan"))
+    whole = (folder / "a.dcpplan").read_bytes()
+    (folder / "cut.dcpplan").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(PlanFileError):
+        read_plan(folder / "cut.dcpplan")
+    first, trace = loaded[0], loaded[0].traces["simulated"]
+    sides = [Side(x, "simulated") for x in loaded[:2]]
+    comparison = Comparison(*sides)
+    return {
+        "plans": [digest(x.plan) for x in loaded],
+        "warnings": [[w.code for w in x.plan.warnings] for x in loaded],
+        "partitioners": [x.plan.partitioner for x in loaded],
+        "kinds": trace.kind.tolist(),
+        "perfetto": len(to_perfetto(trace)) > 0,
+        "events": [places(event_facts(first, "simulated", i)) for i in range(0, len(trace), 7)],
+        "devices": [places(device_facts(first, device)) for device in range(4)],
+        "divisions": [places(division_facts(first, 1, "backward"))],
+        "transfers": [places(transfer_facts(first, x)) for x in range(0, 40, 5)],
+        "findings": [(f.selected, f.time_ns) for f in findings(first, "simulated")],
+        "waits": matching(trace, EventFilter(kinds=("wait", "copy"))).tolist(),
+        "rows": [(row.difference, row.judgement) for row in compare_rows(comparison)],
+        "deltas": [delta.difference.tolist() for delta in compare_devices(comparison)],
+        "reason": Explanation(*(side.loaded.predicted.diagnosis for side in sides)).reason,
+    }
+
+
+def test_other_words_change_nothing_but_words(tmp_path, monkeypatch):
+    (tmp_path / "before").mkdir()
+    before = everything(tmp_path / "before")
+    assert "placed_by_layout" in before["warnings"][2]
+    warn, refuse = PlanWarning.__init__, DCPError.__init__
+    simulator = "dcp_planner.simulation.simulator"
+    monkeypatch.setattr(f"{simulator}.message_names", lambda kind, *_: [f"~{k}" for k in kind])
+    monkeypatch.setattr(f"{simulator}.wait_name", lambda *_, **__: "kv 3")
+    monkeypatch.setattr(PlanWarning, "__init__", lambda self, code, _: warn(self, code, "compute:"))
+    monkeypatch.setattr(
+        DCPError, "__init__", lambda self, _, where="": refuse(self, "other words", where)
+    )
+    (tmp_path / "after").mkdir()
+    after = everything(tmp_path / "after")
+    with pytest.raises(PlanFileError, match=r"^plan file .*/nowhere: other words$"):
+        read_plan(tmp_path / "nowhere")
+    with pytest.raises(DashboardError, match=r"^dropped: other words$"):
+        PlanLibrary(tmp_path).keep(b"PK", "dropped")
+    names = load_file(tmp_path / "after" / "a.dcpplan").traces["simulated"].names
+    assert set(names) == {"attention", "kv 3", "~0", "~1", "~2", "~3", "~4"} & set(names)
+    assert after == before

@@ -1,11 +1,19 @@
+"""Requests that are refused, headers, and scripts: as they were at the start, and harmless."""
+
 import json
+import os
 import re
+from pathlib import Path
 
 import pytest
+from flask import Flask
 
 from dcp_dashboard import create_app
+from dcp_dashboard.pages.layout import markup
+from dcp_dashboard.web.app import ASSETS, Installation
 from dcp_dashboard.web.protection import COOKIE, protect
 from dcp_dashboard.web.server import LOOPBACK
+from dcp_grammar import WORDS, patterns
 
 LOCAL = "http://127.0.0.1:8050"
 
@@ -174,3 +182,87 @@ def test_any_value_of_an_input_is_a_page(client, value):
 
 def test_a_script_that_is_not_there_is_not_found(client):
     assert client.get("/_dash-component-suites/dash/../x", base_url=LOCAL).status_code == 404
+
+
+BUNDLE = "/assets/dashboard.bundle.js"
+
+
+def test_an_update_changes_no_script_of_a_server_that_runs_and_is_told(tmp_path):
+    assets = tmp_path / "assets"
+    assets.mkdir()
+    script = assets / "a.js"
+    script.write_text("old")
+    installation, server = Installation([tmp_path], assets), Flask(__name__)
+    server.add_url_rule("/assets/<filename>", "_dash_assets.static", lambda filename: "disk")
+    installation.serve_assets(server)
+    assert installation.told("the page") == "the page"
+    script.write_text("new")
+    answer = server.test_client().get("/assets/a.js")
+    assert (answer.text, answer.mimetype) == ("old", "text/javascript")
+    assert server.test_client().get("/assets/b.js").status_code == 404
+    assert "was updated while this server runs" in markup(installation.told("the page"))
+    script.write_text("old")
+    os.utime(script, ns=(0, installation._known[script][1]))
+    assert not installation.is_outdated
+    (tmp_path / "b.py").touch()
+    assert installation.is_outdated
+
+
+def test_a_folder_that_goes_while_it_is_read_is_an_update(tmp_path, monkeypatch):
+    (tmp_path / "going").mkdir()
+    (tmp_path / "going" / "a.py").touch()
+    installation, scandir = Installation([tmp_path]), os.scandir
+
+    def gone(path):
+        if str(path).endswith("going"):  # some are numbers: temporary folders that end now
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert installation.is_outdated
+
+
+def test_the_application_sends_its_scripts_as_they_were_at_the_start(served_folder):
+    client = create_app(served_folder).server.test_client()
+    assert client.get(BUNDLE).data == (ASSETS / "dashboard.bundle.js").read_bytes()
+    again = client.get(BUNDLE, headers={"If-None-Match": client.get(BUNDLE).headers["ETag"]})
+    assert again.status_code == 304
+    assert not Installation().is_outdated
+
+
+ROOT = Path(__file__).parents[3]
+WEB = ROOT / "dashboard" / "web"
+
+
+def test_every_package_is_locked_and_its_licence_comes_along():
+    lock = json.loads((WEB / "package-lock.json").read_text(encoding="utf-8"))
+    wanted = json.loads((WEB / "package.json").read_text(encoding="utf-8"))["dependencies"]
+    licences = (ASSETS / "codemirror.licences.txt").read_text(encoding="utf-8")
+    for name, version in wanted.items():
+        assert lock["packages"][f"node_modules/{name}"]["version"] == version
+        assert f"{name} {version} (MIT)" in licences
+    assert all("integrity" in p for name, p in lock["packages"].items() if name)
+
+
+@pytest.mark.parametrize(
+    ("name", "further"),
+    [("codemirror.bundle.js", ["fetch("]), ("dashboard.bundle.js", ["https://", "innerHTML"])],
+)
+def test_no_script_evaluates_text_or_asks_anybody_else(name, further):
+    bundle = (ASSETS / name).read_text(encoding="utf-8")
+    for forbidden in (
+        "eval(", "new Function", "XMLHttpRequest", "WebSocket", "localStorage", *further
+    ):  # fmt: skip
+        assert forbidden not in bundle
+
+
+def test_every_kind_of_token_has_a_colour_in_the_editor():
+    source = (WEB / "editor" / "language.ts").read_text(encoding="utf-8")
+    table = source[source.index("const TAGS") : source.index("};")]
+    coloured = {name.replace("_", ".") for name in re.findall(r"^  (\w+): tags", table, re.M)}
+    kinds = {kind for pattern in patterns() for kind in pattern.pygments}
+    assert kinds - {"Text.Whitespace"} == coloured
+    assert {word.role for word in WORDS} <= {
+        "statement", "clause", "operator", "constant", "variable", "function", "type", "source",
+        "decorator",
+    }  # fmt: skip

@@ -4,7 +4,7 @@ import { button, closest, hasModifier, make } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
 import { Tooltip } from "../kit/layers.ts";
 import { devicesOf, toggleSelection } from "../page/selection.ts";
-import { state } from "../session.ts";
+import { state } from "../state.ts";
 import type { DevicesHeader, DevicesPayload, Quantity } from "./columns.ts";
 
 const SVG = "http://www.w3.org/2000/svg";

@@ -2,7 +2,7 @@
 import { blend, pixel, themeColour } from "../kit/colours.ts";
 import * as format from "../kit/format.ts";
 import { CanvasView, type Hovered } from "../kit/view.ts";
-import { state } from "../session.ts";
+import { state } from "../state.ts";
 import { nodeOf } from "../timeline/layout.ts";
 import type { DevicesHeader, DevicesPayload } from "./columns.ts";
 
@@ -50,8 +50,6 @@ export class Traffic extends CanvasView {
     this.layers.resize(width, side + TOP + 6, { left: LEFT, top: TOP, width: side, height: side });
     this.redraw();
   }
-
-  recolour(): void { this.redraw(); }
 
   redraw(): void {
     const { size, bytes, most } = this.matrix;

@@ -2,7 +2,8 @@
 // the pictures and the plans are the server's; this file tells them what changed and shows what they answer.
 import type { createEditor, Pattern, Proposal } from "../../editor/editor.ts";
 import { decode, post } from "../api.ts";
-import { make, messageOf, part } from "../kit/dom.ts";
+import { messageOf, part } from "../kit/dom.ts";
+import { save } from "../kit/export.ts";
 import * as format from "../kit/format.ts";
 import { openPage } from "../page/navigation.ts";
 import { type Address, readAddress, writeAddress } from "./address.ts";
@@ -196,13 +197,13 @@ class EditPage {
 
   private download(): void {
     const name = this.start.name.replace(/^.*\//, "").replace(/\.dcpplan.*$|\.dcpm$/, "");
-    save(this.editor.text(), "text/plain", `${name || "mask"}.dcpm`);
+    save(new Blob([this.editor.text()], { type: "text/plain" }), `${name || "mask"}.dcpm`);
   }
 
   private async saveSvg(): Promise<void> {
     try {
       const { svg, name } = await ask<{ svg: string; name: string }>("svg", this.request(true));
-      save(svg, "image/svg+xml", name);
+      save(new Blob([svg], { type: "image/svg+xml" }), name);
       this.tell("");
     } catch (error) {
       this.tell(`No picture to save: ${messageOf(error)}`);
@@ -228,12 +229,6 @@ class EditPage {
     this.editor.destroy();
     for (const shown of [this.picture, this.bars, this.planner]) shown.dispose();
   }
-}
-
-function save(text: string, type: string, name: string): void {
-  const url = URL.createObjectURL(new Blob([text], { type }));
-  make("a", { href: url, download: name }).click();
-  setTimeout(() => URL.revokeObjectURL(url), 1000);
 }
 
 /** Makes the page once its editor has come: CodeMirror is a script of its own. */

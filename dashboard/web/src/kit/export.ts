@@ -30,7 +30,8 @@ export function pngOf({ pixels, marks, area, ratio }: Layers): Promise<Blob | nu
   return new Promise((done) => { sheet.toBlob(done, "image/png"); });
 }
 
-function save(content: Blob, name: string): void {
+/** Gives the reader a file. */
+export function save(content: Blob, name: string): void {
   const url = URL.createObjectURL(content);
   make("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);

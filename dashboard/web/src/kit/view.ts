@@ -40,6 +40,9 @@ export abstract class CanvasView {
 
   abstract redraw(): void;
 
+  /** After a change of the theme. */
+  recolour(): void { this.redraw(); }
+
   /** Sizes and draws anew; called by whoever mounts the view. */
   abstract resize(): void;
 

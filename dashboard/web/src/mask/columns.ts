@@ -1,5 +1,6 @@
 // The payload "dcp.mask/1" of dcp_dashboard/api/mask.py: tiles of a plan, or of two plans in one mask.
 import type { Column, Payload } from "../api.ts";
+import type { Selection } from "../state.ts";
 
 export interface Mode {
   readonly id: string;
@@ -28,3 +29,8 @@ export type MaskPayload = Payload<MaskHeader> & { readonly columns: MaskColumns 
 export const FULL = 2;
 
 export function kindOf(c: MaskColumns, tile: number): "full" | "partial" { return c.tile_kind[tile] === FULL ? "full" : "partial"; }
+
+/** The part of a tile that the state holds. */
+export function tileFacts(c: MaskColumns, tile: number): Selection {
+  return { type: "tile", tile, device: c.tile_device[tile], division: c.tile_division[tile], q: c.tile_q[tile], kv: c.tile_kv[tile] };
+}

@@ -3,8 +3,8 @@
 // The tiles of a plan with head groups are there once per group, at the same place; `tile_group` of "dcp.mask/1" tells
 // them apart. The state's `group` says which is shown; selecting a tile of another group shows its group, choosing
 // another group moves the selection to the same tile there.
-import { state } from "../session.ts";
-import type { Key, Selection } from "../state.ts";
+import { type Key, type Selection, state } from "../state.ts";
+import { tileFacts } from "./columns.ts";
 import type { MaskView } from "./view.ts";
 
 /** The group that the state asks for, the first one if it is none of this plan. */
@@ -34,7 +34,7 @@ export function follow(mask: MaskView, changed: ReadonlySet<Key>): void {
   if (group !== asked(mask)) tell(group);
   else if (sel?.type === "tile" && sel.tile !== undefined && chosen !== undefined && chosen !== group) {
     const tile = twin(mask, sel.tile);
-    state.set({ sel: tile === undefined ? null : mask.factsOf(tile) });
+    state.set({ sel: tile === undefined ? null : tileFacts(mask.columns, tile) });
   }
 }
 

@@ -1,5 +1,6 @@
 // The keyboard of the mask: the selected tile moves to the next one in a direction, Enter zooms to it.
-import { state } from "../session.ts";
+import { state } from "../state.ts";
+import { tileFacts } from "./columns.ts";
 import type { MaskView } from "./view.ts";
 
 const MOVES: Readonly<Record<string, readonly [down: number, right: number]>> = {
@@ -26,7 +27,7 @@ export function handleKey(mask: MaskView, key: string): boolean {
 }
 
 function select(mask: MaskView, tile: number | undefined): void {
-  if (tile !== undefined) state.set({ sel: mask.factsOf(tile) });
+  if (tile !== undefined) state.set({ sel: tileFacts(mask.columns, tile) });
 }
 
 /** The shown tile that is nearest to the middle of the window. */

@@ -12,9 +12,8 @@ import * as format from "../kit/format.ts";
 import type { Box } from "../kit/layers.ts";
 import { CanvasView, type Hovered } from "../kit/view.ts";
 import { toggleSelection } from "../page/selection.ts";
-import { state } from "../session.ts";
-import type { Key, Selection, Values } from "../state.ts";
-import { kindOf, type MaskColumns, type MaskHeader, type MaskPayload, type Mode } from "./columns.ts";
+import { type Key, type Selection, type Values, state } from "../state.ts";
+import { kindOf, type MaskColumns, type MaskHeader, type MaskPayload, type Mode, tileFacts } from "./columns.ts";
 import * as groups from "./groups.ts";
 import { handleKey } from "./keys.ts";
 import { edgeLabels, sequenceAt } from "./labels.ts";
@@ -170,7 +169,7 @@ export class Mask extends CanvasView implements MaskView {
     raster.rasterise(this.tiles, this.count, { cols, index: this.index, across, down, width });
   }
 
-  recolour(): void {
+  override recolour(): void {
     const begun = performance.now();
     const colours = this.colours();
     const { buffer } = this.layers;
@@ -332,12 +331,10 @@ export class Mask extends CanvasView implements MaskView {
   protected override click(event: MouseEvent): void {
     if (!this.isLinked) return;
     const [tile, sequence] = [this.tileAt(event), this.sequenceAt(event)];
-    if (tile !== undefined) toggleSelection(this.factsOf(tile));
+    if (tile !== undefined) toggleSelection(tileFacts(this.columns, tile));
     else if (sequence >= 0) toggleSelection({ type: "sequence", sequence });
     else state.set({ sel: null });
   }
-
-  factsOf(tile: number): Selection { return tileFacts(this.columns, tile); }
 
   /** Arrows move the selected tile, Enter zooms to it; without one Enter selects the middle one. */
   protected override key(event: KeyboardEvent): boolean { return this.isLinked && !event.shiftKey && handleKey(this, event.key); }
@@ -358,11 +355,6 @@ export class Mask extends CanvasView implements MaskView {
       `keys ${owned(kv)}`,
     ];
   }
-}
-
-/** The part of a tile that the state holds. */
-export function tileFacts(c: MaskColumns, tile: number): Selection {
-  return { type: "tile", tile, device: c.tile_device[tile], division: c.tile_division[tile], q: c.tile_q[tile], kv: c.tile_kv[tile] };
 }
 
 /** Thousands once the ticks are thousands apart; every label of an axis alike. */

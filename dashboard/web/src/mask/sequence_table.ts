@@ -1,7 +1,7 @@
 // The sequences of the batch as a table: row of the data set, tokens, share of the pairs, devices. A click selects one.
 import * as format from "../kit/format.ts";
 import { type Head, VirtualTable } from "../kit/table.ts";
-import { state } from "../session.ts";
+import { state } from "../state.ts";
 import type { MaskColumns, MaskHeader, MaskPayload } from "./columns.ts";
 
 /** What a plan does with one sequence; pairs of all groups of heads. */

@@ -3,9 +3,8 @@ import { loadColumns } from "../api.ts";
 import { make } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
 import { type Head, VirtualTable } from "../kit/table.ts";
-import { state } from "../session.ts";
-import { kindOf, type MaskColumns, type MaskPayload } from "./columns.ts";
-import { tileFacts } from "./mask.ts";
+import { state } from "../state.ts";
+import { kindOf, type MaskColumns, type MaskPayload, tileFacts } from "./columns.ts";
 import { belongs } from "./raster.ts";
 
 /** A column: what sorts it, and what stands there if that is not the number itself. */

@@ -1,7 +1,6 @@
 // The mask as its keyboard and its groups of heads see it: what is drawn, and how to move it.
 import type { AxisRange } from "../kit/axis.ts";
 import type { CanvasView } from "../kit/view.ts";
-import type { Selection } from "../state.ts";
 import type { MaskColumns, MaskHeader } from "./columns.ts";
 import type { RowIndex } from "./raster.ts";
 
@@ -16,5 +15,4 @@ export interface MaskView extends CanvasView {
   ranges(): AxisRange[];
   isShown(tile: number): boolean;
   showGroup(group: number): void;
-  factsOf(tile: number): Selection;
 }

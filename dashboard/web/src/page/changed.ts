@@ -2,7 +2,7 @@
 // bar says so and offers to reload. What is shown stays until then.
 import { loadJson } from "../api.ts";
 import { button } from "../kit/dom.ts";
-import { state } from "../session.ts";
+import { state } from "../state.ts";
 
 const EVERY_MS = 3000;
 

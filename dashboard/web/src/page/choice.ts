@@ -1,7 +1,6 @@
 // Controls that are one key of the state.
 import { closest } from "../kit/dom.ts";
-import { state } from "../session.ts";
-import type { TextKey } from "../state.ts";
+import { type TextKey, state } from "../state.ts";
 
 /**
  * A row of choices: `.dcp-choice[data-key][data-default]` with `button[data-value]`. Choosing sets the state; whatever

@@ -2,8 +2,7 @@
 // and so does the name of a sequence's row, which the server finds.
 import { loadJson } from "../api.ts";
 import { make } from "../kit/dom.ts";
-import { state } from "../session.ts";
-import { decodeSelection, type Selection } from "../state.ts";
+import { decodeSelection, type Selection, state } from "../state.ts";
 import type { Facts } from "./facts.ts";
 
 const TYPES: Readonly<Record<string, "sequence" | "device" | "tile" | "division">> = {

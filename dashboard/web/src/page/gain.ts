@@ -4,7 +4,7 @@
 import { loadJson } from "../api.ts";
 import { make } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
-import { state } from "../session.ts";
+import { state } from "../state.ts";
 
 export interface Gain {
   readonly label: string; readonly note: string; readonly told: string; readonly speedups: readonly number[];

@@ -2,8 +2,7 @@
 // them as rows whose links select further.
 import { loadJson } from "../api.ts";
 import { button, isAbort, make, messageOf } from "../kit/dom.ts";
-import { state } from "../session.ts";
-import type { Selection } from "../state.ts";
+import { type Selection, state } from "../state.ts";
 import { type Facts, word } from "./facts.ts";
 import { addFinder } from "./finder.ts";
 import { pinned, togglePin } from "./selection.ts";

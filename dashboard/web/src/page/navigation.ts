@@ -1,7 +1,7 @@
 // Links that stay inside the application. `a[data-keep="query"]` takes the state of this page along, `a[data-plain]` does
 // not; the header's links say which of them is the page that is shown.
 import { closest, isPlainClick } from "../kit/dom.ts";
-import { state } from "../session.ts";
+import { state } from "../state.ts";
 
 const NAMED = ["compare", "edit", "help"]; // first parts of the paths that are not below "Plans"
 

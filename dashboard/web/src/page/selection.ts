@@ -1,8 +1,7 @@
 // Choosing things anywhere on a page: whatever carries `data-sel` (a selection as the URL writes it) selects on a
 // click, with `data-time` also the range of the timeline; Esc clears; rows of tables follow.
 import { closest, hasDialog, isPlainClick, isTyping } from "../kit/dom.ts";
-import { state } from "../session.ts";
-import { decodeSelection, type Patch, same, type Selection } from "../state.ts";
+import { decodeSelection, type Patch, same, type Selection, state } from "../state.ts";
 
 const LEAST_MARGIN = 50; // ns before and after what a link shows
 

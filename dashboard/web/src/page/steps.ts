@@ -1,7 +1,7 @@
 // Stepping through the schedule: `.` and `,` select the next division and the one before, the play button goes on by
 // itself; forward first, then backward. A selected device stays selected.
 import { closest, hasDialog, hasModifier, isTyping, part } from "../kit/dom.ts";
-import { state } from "../session.ts";
+import { state } from "../state.ts";
 
 type Action = "next" | "before" | "play";
 

@@ -1,7 +1,7 @@
 // Beside the timeline: sums over the marked area as a table.
 import { button, make, part } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
-import { state } from "../session.ts";
+import { state } from "../state.ts";
 import { aggregate } from "./events.ts";
 import { markShown } from "./selection.ts";
 import { type TimelineView, type Trace, WORDS } from "./view.ts";

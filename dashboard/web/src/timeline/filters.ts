@@ -3,8 +3,7 @@
 import { button, hasDialog, hasModifier, isTyping, make, part, swatch } from "../kit/dom.ts";
 import { saveButtons } from "../kit/export.ts";
 import * as format from "../kit/format.ts";
-import { state } from "../session.ts";
-import type { Key } from "../state.ts";
+import { type Key, state } from "../state.ts";
 import { isOrder } from "./event_table.ts";
 import { idOf } from "./events.ts";
 import { nodeOf } from "./layout.ts";

@@ -6,8 +6,7 @@ import { mix, pixel, themeColour } from "../kit/colours.ts";
 import * as format from "../kit/format.ts";
 import { CanvasView, type Hovered } from "../kit/view.ts";
 import { devicesOf, pinned } from "../page/selection.ts";
-import { state } from "../session.ts";
-import type { Source, Values } from "../state.ts";
+import { type Source, type Values, state } from "../state.ts";
 import { firstFrom } from "./events.ts";
 import { GUTTER, NODES, WORDS } from "./view.ts";
 
@@ -116,8 +115,6 @@ export class Memory extends CanvasView {
     this.layers.resize(width, height + FOOT, { left: this.gutter, top: 0, width: width - this.gutter, height });
     this.redraw();
   }
-
-  recolour(): void { this.redraw(); }
 
   override ranges(): (AxisRange | null)[] { return [this.time, null]; }
 

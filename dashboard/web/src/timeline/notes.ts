@@ -2,7 +2,7 @@
 // a shared link show them; they are few and short, and stand on the page as text, never as markup.
 import { button, make, part } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
-import { state } from "../session.ts";
+import { state } from "../state.ts";
 import { eventOf } from "./selection.ts";
 import type { TimelineView, Tool } from "./view.ts";
 

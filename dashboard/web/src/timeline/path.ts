@@ -4,8 +4,7 @@ import { loadColumns, type Payload } from "../api.ts";
 import { themeColour } from "../kit/colours.ts";
 import { button, isAbort, make } from "../kit/dom.ts";
 import { word, type Word } from "../page/facts.ts";
-import { state } from "../session.ts";
-import type { Source } from "../state.ts";
+import { type Source, state } from "../state.ts";
 import { band, type Row } from "./layout.ts";
 import type { TimelineView } from "./view.ts";
 

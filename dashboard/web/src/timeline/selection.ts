@@ -2,8 +2,7 @@
 // arrow of a message, previous and next, zooming to it.
 
 import { togglePin } from "../page/selection.ts";
-import { state } from "../session.ts";
-import type { Selection } from "../state.ts";
+import { type Selection, state } from "../state.ts";
 import { type EventTest, firstEndingAfter, idOf, LANES, partnerOf } from "./events.ts";
 import { nodeOf } from "./layout.ts";
 import type { Box } from "../kit/layers.ts";

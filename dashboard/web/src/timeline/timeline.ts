@@ -12,8 +12,7 @@ import type { Box } from "../kit/layers.ts";
 import { CanvasView, type Hovered, type Place as Share } from "../kit/view.ts";
 import type { Facts } from "../page/facts.ts";
 import { pinned } from "../page/selection.ts";
-import { state } from "../session.ts";
-import type { Key, Values } from "../state.ts";
+import { type Key, type Values, state } from "../state.ts";
 import { addTrack, channelsOf, paintLine, type Shades, shadeTables } from "./cover.ts";
 import {
   eventAt, type EventTable, phases, searchTest, subset, type TimelineHeader, type TimelinePayload, wholeTable,
@@ -132,7 +131,7 @@ export class Timeline extends CanvasView implements TimelineView {
   }
 
   /** Theme colours may have changed: makes the tables from coverage to pixel anew. */
-  recolour(): void {
+  override recolour(): void {
     [this.line, this.muted, this.ink, this.accent, this.paper] = ["--line", "--muted", "--ink", "--accent", "--panel"].map(themeColour);
     this.background = pixel(themeColour("--canvas"));
     this.shades = shadeTables(this.header.colours, this.background);

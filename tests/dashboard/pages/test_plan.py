@@ -1,8 +1,10 @@
-"""The page of a plan leads with what makes it slow, whatever was planted."""
+"""What makes a plan slow, whose plans are on a front, pictures and colours of the list."""
 
 import json
 import re
 import runpy
+import struct
+import zlib
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -10,15 +12,35 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from plotly.utils import PlotlyJSONEncoder
-from test_planted_causes import CASES
+from test_causes import CASES
 
+from dcp_dashboard.api.encoding import device_colours, ramp
+from dcp_dashboard.exports.pictures import SIDE, thumbnail
 from dcp_dashboard.facts.findings import findings
 from dcp_dashboard.facts.quantities import duration, ratio
-from dcp_dashboard.library.folder import PlanEntry
-from dcp_dashboard.library.plans import loaded_plan
+from dcp_dashboard.library.folder import PlanEntry, plan_key
+from dcp_dashboard.library.plans import PlanLibrary, loaded_plan
+from dcp_dashboard.pages.compare import MOST_PLANS, front_page, unbeaten
 from dcp_dashboard.pages.plan import answer_panel
-from dcp_planner import Plan, simulate
+from dcp_dashboard.pages.plan_list import COLUMNS, sort_rows
+from dcp_dashboard.pages.tables import Query
+from dcp_dashboard.web.app import render_page
+from dcp_dsl import Spec, sample_from_argument
+from dcp_planner import (
+    ModelShape,
+    Plan,
+    PlanConfig,
+    build_plan,
+    cut_blocks,
+    measure,
+    predict,
+    preset,
+    simulate,
+    write_plan,
+)
 
 PLANNER_TESTS = Path(__file__).parents[2] / "planner"
 WORDS = {
@@ -168,3 +190,133 @@ def test_the_bar_of_each_device_is_all_of_its_time(small_plan, small_trace):
         mine = (small_trace.device == device) & (small_trace.kind == 0)
         busy = (small_trace.end_ns - small_trace.start_ns)[mine].sum() / small_trace.end_ns.max()
         assert ends[0][1] / 100 == pytest.approx(busy, abs=2e-3)
+
+
+def address(*names):
+    return "?" + "&".join(f"plan={plan_key(f'{name}.dcpplan')}" for name in names)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=8))
+def test_no_plan_of_the_front_is_beaten_and_each_other_one_is(rows):
+    kept = unbeaten(np.array(rows, np.float64))
+    for row, is_kept in zip(rows, kept, strict=True):
+        is_beaten = any(
+            other != row and all(a <= b for a, b in zip(other, row, strict=True)) for other in rows
+        )
+        assert is_kept != is_beaten
+
+
+@pytest.fixture
+def lone_node(tmp_path):
+    """A batch placed in two ways on the devices of one node."""
+    spec = Spec.from_text("mask m = causal")
+    form = spec.mask("m").compile(sample_from_argument(spec, "len = 2048"))
+    for name in ("contiguous", "zigzag"):
+        cluster, config = preset("a100-p4de", 1, 4), PlanConfig(f"static:{name}")
+        plan = build_plan(cut_blocks([form], 128), ModelShape(), cluster, config)
+        write_plan(tmp_path / f"{name}.dcpplan", plan)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("folder", "moved"),
+    [
+        ("paired_folder", lambda m: m.forward.inter_node_bytes + m.backward.inter_node_bytes),
+        ("lone_node", lambda m: m.forward.total_bytes + m.backward.total_bytes),
+    ],
+)
+def test_the_figures_are_those_of_the_plans(folder, moved, request):
+    library = PlanLibrary(request.getfixturevalue(folder))
+    page = front_page(library, address("contiguous", "zigzag"))
+    graph = next(part for part in page._traverse() if getattr(part, "id", "") == "front")
+    (dots,) = graph.figure.data
+    plans = [library.load(plan_key(f"{name}.dcpplan")).plan for name in ("contiguous", "zigzag")]
+    assert dots.x.tolist() == pytest.approx([predict(plan).seconds for plan in plans])
+    assert dots.y.tolist() == [moved(measure(plan)) for plan in plans]
+    assert max(dots.y) > 0
+    assert list(dots.text) == ["A", "B"]
+    assert "Not all of one batch" not in str(page)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("", "expected 1 to 26 plans, got 0"),
+        ("?plan=0", "expected the key of a .dcpplan file"),
+        ("?" + "&".join(f"plan={n}" for n in range(MOST_PLANS + 1)), "got 27"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(tmp_path, query, message):
+    assert message in str(render_page(PlanLibrary(tmp_path), "/front", query))
+
+
+def test_rows_sort_by_every_column_with_the_unreadable_last(served_folder):
+    rows = PlanLibrary(served_folder).index.rows()
+    for column in COLUMNS:
+        for desc in (False, True):
+            ordered = sort_rows(rows, Query(sort=column.name, desc=desc))
+            values = [column.value(row.value) if row.value else None for row in ordered]
+            known = [value for value in values if value is not None]
+            assert known == sorted(known, reverse=desc)
+            assert values == known + [None] * (len(values) - len(known))
+            assert column.name != "tokens" or ordered[-1].entry.relative == "cut.dcpplan"
+    ordered = sort_rows(rows, Query(sort="nonsense"))
+    assert ordered[0].entry.relative == "deep/large.dcpplan"
+
+
+def alpha_of(png):
+    """Decode the opacity of a palette PNG by its chunks."""
+    at, body, opacity = 8, b"", b""
+    while at < len(png):
+        (size,), kind = struct.unpack_from(">I", png, at), png[at + 4 : at + 8]
+        data = png[at + 8 : at + 8 + size]
+        assert struct.unpack_from(">I", png, at + 8 + size)[0] == zlib.crc32(kind + data)
+        body += data if kind == b"IDAT" else b""
+        opacity = data if kind == b"tRNS" else opacity
+        at += 12 + size
+    rows = np.frombuffer(zlib.decompress(body), np.uint8).reshape(SIDE, SIDE + 1)
+    assert not rows[:, 0].any()
+    return np.frombuffer(opacity, np.uint8)[rows[:, 1:]]
+
+
+def test_thumbnails_show_the_mask(large_plan):
+    alpha = alpha_of(thumbnail(large_plan))
+    below, above = np.tril_indices(SIDE, -1), np.triu_indices(SIDE, 1)
+    assert (alpha[below] == 255).all()
+    assert (alpha[above] == 0).all()
+    assert ((alpha.diagonal() > 110) & (alpha.diagonal() < 255)).all()
+
+
+def test_thumbnails_show_where_sequences_end(small_plan):
+    alpha = alpha_of(thumbnail(small_plan))
+    scale = SIDE / 2048
+    assert alpha[int(600 * scale), int(100 * scale)] == 255
+    assert alpha[int(1400 * scale), int(500 * scale)] == 0
+
+
+def lab(colour):
+    """CIE L*a*b* of a colour; its formulas share nothing with OKLCH."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    rows = ((0.4125, 0.3576, 0.1804), (0.2127, 0.7152, 0.0722), (0.0193, 0.1192, 0.9503))
+    xyz = np.array(rows) @ linear / (0.9505, 1, 1.089)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 8, 32])
+def test_ramps_rise_in_lightness(count):
+    values = [lab(colour)[0] for colour in ramp(count)]
+    assert values == sorted(set(values))
+    assert len(values) == count
+
+
+@pytest.mark.parametrize(
+    ("nodes", "per_node", "least"),
+    [(2, 8, 15), (4, 4, 15), (4, 8, 15), (1, 8, 2), (2, 2, 2), (8, 8, 2)],
+)
+def test_devices_can_be_told_apart(nodes, per_node, least):
+    points = np.array([lab(colour) for colour in device_colours(nodes, per_node)])
+    apart = np.linalg.norm(points[:, None] - points, axis=2)
+    np.fill_diagonal(apart, np.inf)
+    assert apart.min() > least  # 2 can just be seen beside each other
