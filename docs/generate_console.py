@@ -35,7 +35,6 @@ DOCUMENTS = (
     "docs/concepts.md",
     "docs/datasets.md",
     "docs/debugging-masks.md",
-    "docs/choosing-plans.md",
     "docs/editors.md",
     "docs/looking-at-masks.md",
     "docs/why-plans-are-slow.md",
