@@ -31,7 +31,6 @@ from dcp_dsl.cli import dcpm
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     "docs/audit.md",
-    "docs/commands.md",
     "docs/concepts.md",
     "docs/datasets.md",
     "docs/debugging-masks.md",
