@@ -34,7 +34,6 @@ DOCUMENTS = (
     "docs/concepts.md",
     "docs/datasets.md",
     "docs/debugging-masks.md",
-    "docs/editors.md",
     "docs/looking-at-masks.md",
     "docs/why-plans-are-slow.md",
     "docs/steps.md",
