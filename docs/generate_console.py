@@ -31,12 +31,9 @@ from dcp_dsl.cli import dcpm
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = (
     "docs/audit.md",
-    "docs/commands.md",
     "docs/concepts.md",
     "docs/datasets.md",
     "docs/debugging-masks.md",
-    "docs/choosing-plans.md",
-    "docs/editors.md",
     "docs/looking-at-masks.md",
     "docs/why-plans-are-slow.md",
     "docs/steps.md",

@@ -40,9 +40,10 @@ FAMILIES = {
 }
 """Title and masks of each page, ``docs/masks-*.md``."""
 LEFT_OUT = re.compile(
-    r"#|sample tiny\(len = \d+\)|check .* (total|lookback|implies .*)$|check \S+ total on"
+    r"#|sample tiny\((\w*lens? = (\d+|\[[\d, ]+\])(, )?)+\)$|check .* (total|lookback|implies .*)$"
+    r"|check \S+ total on"
 )
-"""Lines of a file that its page leaves out: the definition says what they claim."""
+"""Lines of a file that its page leaves out: the definition says what they claim or hold."""
 CITED = re.compile(
     r" \((?:[A-Z]\w+(?: et al\.| AI)?,? )?20\d\d(?:, arXiv [\d.]+)?(?:, Sec\. [\d.]+)?\)"
     r"|, arXiv:\d+\.\d+|(?<=\w), \w+ et al\. 20\d\d(?=\))"

@@ -4,8 +4,9 @@
 python docs/make_pictures.py   # writes the pictures below into docs/
 ```
 
-`step.svg` shows where the time of a training step goes, by policy. `front.svg` shows the front that
-choosing-plans.md lists; `docs/front.json` is the output of its command with `--json`. The other two
+`step.svg` shows where the time of a training step goes, by policy. `front.svg` shows the front of
+`dcpm plan train.dcpm --mask causal --sample 'len = 65536' --sample 'len = 40960' --sample 'len =
+16384' --cluster a100-p4de:4x8 --front --json`, whose output is `docs/front.json`. The other two
 show errors of the cost model: `residuals.svg` predicted over published times of attention,
 `calibration.svg` predicted over measured times of plans on a calibrated machine. `emulated.svg`
 shows times of plans over the sockets of emulated clusters.
