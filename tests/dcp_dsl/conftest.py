@@ -1,4 +1,4 @@
-"""Slabs and blocks turned into dense arrays, slowly."""
+"""Slabs turned into dense arrays, slowly."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dcp_dsl import BlockSparsity, Slabs
+from dcp_dsl import Slabs
 
 
 def _paint(slabs: Slabs) -> NDArray[np.bool_]:
@@ -22,17 +22,6 @@ def _paint(slabs: Slabs) -> NDArray[np.bool_]:
     return seen.astype(bool)
 
 
-def _unpack(blocks: BlockSparsity) -> NDArray[np.int64]:
-    counts = np.zeros((len(blocks.q_bounds) - 1, len(blocks.kv_bounds) - 1), np.int64)
-    counts[blocks.row_idx, blocks.col_idx] = blocks.pairs
-    return counts
-
-
 @pytest.fixture(scope="session")
 def paint() -> Callable[[Slabs], NDArray[np.bool_]]:
     return _paint
-
-
-@pytest.fixture(scope="session")
-def unpack() -> Callable[[BlockSparsity], NDArray[np.int64]]:
-    return _unpack

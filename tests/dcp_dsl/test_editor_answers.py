@@ -69,6 +69,33 @@ check good total on s
 """
 
 
+NAMES = {
+    "calls": """segment part = question[q_len] answer[a_lens]*
+mask near(w: tokens = 4) = causal and q - k < w
+mask shared(m: mask) = m and (k in question or same(answer)) where b(w) = w // 2
+check near(w = 2) implies near(3)
+sample tiny(q_len = 2, a_lens = [1, 2])
+check near total on tiny
+""",
+    "positions": """segment start = part[m]*  segment doc = [n]*  token mark  column width in doc
+mask a = f(q) and g(k) < 4 and k.doc.start.part == q.part and doc.count > 1
+  and q.doc.start.part.start > 1
+  where f(t) = 1 * t.doc == 1 * t.start and (t - 1).doc == 0,
+    g(t) = t.mark + t.doc.width + t.doc.pos
+""",
+    "properties": """segment count = [n]* mask a(pos: int = 1) = causal per count and r.count > 0
+  and q.r.pos < 9 where b = every 4, r = first(b)
+""",
+    "corners": """segment bottom_right = x[n]
+@keys(bottom_right, bottom_right) mask m = k in bottom_right
+@ahead mask ahead = full
+segment tree = branch node[lens]* from parents
+sample s(lens = [1], parents = [-1])
+""",
+}
+"""Words that mean several things in one text: parameters, parts, properties, corners, columns."""
+
+
 @pytest.fixture
 def documents(tmp_path):
     (tmp_path / "data.dcpm").write_text(DATA)
@@ -112,14 +139,16 @@ def test_words_are_described_and_found(documents, snapshots, tmp_path):
 
 def test_names_are_followed_and_coloured(documents, snapshots):
     texts = {}
-    for name, document in documents.items():
+    alike = {name: Document(text, "<text>") for name, text in NAMES.items()}
+    assert all(document.is_sound for document in alike.values())
+    for name, document in (documents | alike).items():
         groups = {}
         for found in occurrences(document):
             line, column = document.place(found.span.start)
             symbol = found.symbol
             place = f"{line + 1}:{column + 1}{'=' if found.is_definition else ''}"
-            groups.setdefault(f"{symbol.space} {symbol.name}", []).append(place)
-        texts[name] = "\n".join(f"{symbol}: {', '.join(at)}" for symbol, at in groups.items())
+            groups.setdefault(symbol, []).append(place)
+        texts[name] = "\n".join(f"{s.space} {s.name}: {', '.join(at)}" for s, at in groups.items())
         colours = {}
         for start, end, kind, bits in coloured(document):
             said = " ".join([TYPES[kind], *(m for n, m in enumerate(MODIFIERS) if bits >> n & 1)])

@@ -10,7 +10,7 @@ from dcp_dsl import check_report
 from dcp_dsl.language_server import complete_at, describe_at
 from dcp_dsl.language_server.completion import signature_at
 from dcp_dsl.language_server.document import Checks, Document, Session
-from dcp_dsl.language_server.names import RenameError, coloured, references, rename
+from dcp_dsl.language_server.names import RenameError, rename
 from dcp_dsl.syntax.parser import parse_all
 from dcp_dsl.syntax.trees import walk
 
@@ -136,75 +136,6 @@ def places(text, word, nth=0):
     return [match.start() for match in re.finditer(re.escape(word), text)][nth]
 
 
-def test_references_tell_names_of_masks_parameters_and_functions_apart():
-    document = Document(SMALL, "<text>")
-    found = references(document, places(SMALL, "near"))
-    assert [SMALL.count("\n", 0, o.span.start) for o in found] == [1, 3, 3, 5]
-    assert [o.is_definition for o in found] == [True, False, False, False]
-    assert len(references(document, places(SMALL, "w:"))) == 3  # the argument in the check too
-    assert len(references(document, places(SMALL, "w) = w"))) == 2
-    assert references(document, places(SMALL, "total")) == []
-
-
-def renamed(text, offset, name):
-    for span in reversed(rename(Document(text, "<text>"), offset, name)):
-        text = text[: span.start] + name + text[span.end :]
-    return text
-
-
-def test_rename_changes_all_that_means_the_same_and_nothing_else():
-    after = renamed(SMALL, places(SMALL, "w:"), "window")
-    assert "near(window: tokens = 4) = causal and q - k < window" in after
-    assert "check near(window = 2)" in after
-    assert "b(w) = w // 2" in after
-    after = renamed(SMALL, places(SMALL, "question or"), "prompt")
-    assert "part = prompt[q_len]" in after
-    assert "k in prompt or" in after
-
-
-def test_rename_follows_what_is_read_at_any_position():
-    text = (
-        "segment start = part[m]*  segment doc = [n]*  token mark  column width in doc\n"
-        "mask a = f(q) and g(k) < 4 and k.doc.start.part == q.part and doc.count > 1"
-        " and q.doc.start.part.start > 1"
-        " where f(t) = 1 * t.doc == 1 * t.start and (t - 1).doc == 0,"
-        " g(t) = t.mark + t.doc.width + t.doc.pos"
-    )
-    document = Document(text, "<text>")
-    assert document.is_sound
-    for name, uses in (("start", 2), ("doc", 9), ("part", 4), ("mark", 2), ("width", 2)):
-        found = references(document, places(text, name))
-        assert [text[one.span.start : one.span.end] for one in found] == [name] * uses
-
-
-def test_rename_tells_what_is_read_of_a_segment_named_by_where_from_names_of_the_text():
-    text = (
-        "segment count = [n]* mask a(pos: int = 1) = causal per count and r.count > 0"
-        " and q.r.pos < 9 where b = every 4, r = first(b)"
-    )
-    assert Document(text, "<text>").is_sound
-    assert renamed(text, places(text, "count"), "doc") == (
-        text.replace("segment count", "segment doc").replace("per count", "per doc")
-    )
-    assert renamed(text, places(text, "pos:"), "p") == text.replace("pos:", "p:")
-
-
-def test_corners_of_keys_are_no_segments():
-    text = (
-        "segment bottom_right = x[n] @keys(bottom_right, bottom_right) mask m = k in bottom_right"
-    )
-    after = renamed(text, places(text, "bottom_right"), "cache")
-    assert after == "segment cache = x[n] @keys(cache, bottom_right) mask m = k in cache"
-    document = Document(text, "<text>")
-    assert places(text, "bottom_right", 2) not in [start for start, *_ in coloured(document)]
-    assert references(document, places(text, "bottom_right", 2)) == []
-
-
-def test_a_decorator_is_no_mask_of_its_name():
-    words = [(start, end) for start, end, *_ in coloured(Document("@ahead mask ahead = full", ""))]
-    assert words == [(12, 17), (20, 24)]
-
-
 @pytest.mark.parametrize(
     ("word", "name", "why"),
     [
@@ -224,14 +155,6 @@ def test_a_segment_that_is_imported_alone_is_described_from_its_file(tmp_path):
     text = 'import doc from "more.dcpm"\nmask packed = causal and same(doc)\n'
     said = describe_at(text, text.rindex("doc"), str(tmp_path / "mine.dcpm"))
     assert said == "```dcpm\nsegment doc = [doc_lens]*\n```\n\nlaid out by `doc_lens`"
-
-
-def test_the_column_of_parents_is_a_column_like_that_of_lengths():
-    text = "segment tree = branch node[lens]* from parents\nsample s(lens = [1], parents = [-1])\n"
-    document = Document(text, "<text>")
-    for column in ("lens", "parents"):
-        found = [occurrence.span.start for occurrence in references(document, text.index(column))]
-        assert found == [text.index(column), text.rindex(column)]
 
 
 def test_a_mask_that_hides_one_of_the_library_is_proposed_with_those_of_the_text():

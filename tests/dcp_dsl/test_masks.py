@@ -261,7 +261,6 @@ SPEC = Spec.from_text("""
 segment word = ids(sequence_ids)
 segment image = ids(image_ids)
 segment half = noisy[len // 2] clean[..]
-token evict
 mask hf_sliding(w: tokens) = causal and k > q - w
 mask hf_chunked(c: tokens) = causal and q // c == k // c
 mask hf_packed = causal and same(word)
@@ -269,9 +268,6 @@ mask hf_images = causal or same(image)
 mask bd3(b: tokens) =
   same(t) or (q in noisy and k in clean and k.t < q.t) or (q in clean and k in clean and k.t <= q.t)
   where t = every b in half
-mask natten(w: tokens, h: tokens, r: int) =
-  abs(clamp(q // w, r, h - 1 - r) - k // w) <= r and abs(clamp(q % w, r, w - 1 - r) - k % w) <= r
-mask evicted = causal and q < k.evict
 mask strided(s: tokens) = causal and (q - k < s or (q - k) % s == 0)
 """)
 
@@ -292,22 +288,11 @@ def runs(rng, length, largest):
     return found[:length]
 
 
-def natten(q, k, w, h, r):
-    y, x = q // w, q % w
-    top = np.clip(y, r, h - 1 - r) - r
-    left = np.clip(x, r, w - 1 - r) - r
-    rows = (k // w >= top) & (k // w <= top + 2 * r)
-    return rows & (k % w >= left) & (k % w <= left + 2 * r)
-
-
 def draw(rng):
     """Return (call, length, columns, the published rule) of every mask at random sizes."""
     n, c = rng.randint(1, 90), rng.randint(1, 20)
     ids = sorted(runs(rng, n, 4))
     images = np.array(runs(rng, n, 3))
-    evict = [rng.randint(0, n + 4) for _ in range(n)]
-    r = rng.randint(0, 2)
-    w, h = rng.randint(2 * r + 1, 9), rng.randint(2 * r + 1, 9)
     same_word = np.array([i if i >= 0 else -2 - t for t, i in enumerate(ids)])
     yield f"hf_sliding({c})", n, {}, lambda q, k: (k <= q) & (k > q - c)
     yield f"hf_chunked({c})", n, {}, lambda q, k: (k <= q) & (k // c == q // c)
@@ -320,10 +305,6 @@ def draw(rng):
         lambda q, k: (k <= q) | ((images[q] == images[k]) & (images[q] >= 0)),
     )  # fmt: skip
     yield f"bd3({c})", 2 * n, {}, lambda q, k: bd3(q, k, 2 * n, c)
-    yield f"natten({w}, {h}, {r})", w * h, {}, lambda q, k: natten(q, k, w, h, r)
-    yield (
-        "evicted", n, {"evict": evict}, lambda q, k: (k <= q) & (q < np.array(evict)[k]),
-    )  # fmt: skip
     yield f"strided({c})", n, {}, lambda q, k: (k <= q) & ((q - k < c) | ((q - k) % c == 0))
 
 

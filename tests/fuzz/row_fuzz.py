@@ -100,6 +100,11 @@ KINDS = (
     ),
     Kind(PARTS + "mask m = causal or k in a", two("a_len", "b_len"), add),
     Kind(PARTS + "mask m = causal and k in a", two("a_len", "b_len"), add),
+    Kind('mask m = causal and q - k < row.w\nfor "*" use m',
+         lambda rng: {"w": rng.randrange(-1, 9)}, lambda row: None),
+    Kind("segment part = noisy[len // 2] clean[q]\n"
+         'mask m = causal and same(part) or q == k\nfor "*" use m',
+         lambda rng: {"q": rng.randrange(6)}, lambda row: 2 * row["q"]),
     Kind(DOCS + "stack s = heads { 0..1: causal per doc rest: causal }\n"
          'for "*" use s', lambda rng: {"doc_lens": some(rng)}, add),
 )  # fmt: skip

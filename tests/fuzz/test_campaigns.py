@@ -53,7 +53,7 @@ def test_signals_and_errors_are_counted_and_the_next_files_are_read(monkeypatch,
 
 
 def test_checker_and_loader_agree_on_the_first_rows():
-    found = row_fuzz.campaign(0, 800)
+    found = row_fuzz.campaign(0, 1000)
     assert found["disagreements"] == 0
     assert found["refused"] > 200
     assert found["cases"] - found["refused"] > 200
@@ -61,7 +61,7 @@ def test_checker_and_loader_agree_on_the_first_rows():
 
 def test_a_checker_that_proves_nothing_is_found_out(monkeypatch, capsys):
     monkeypatch.setattr(row_fuzz.Attachment, "guard", lambda self: Guard.of([]))
-    assert row_fuzz.campaign(0, 800)["disagreements"] > 20
+    assert row_fuzz.campaign(0, 1000)["disagreements"] > 20
     assert ": '', alone 'segment" in capsys.readouterr().err
 
 
