@@ -72,7 +72,7 @@ def _ring(workload: Workload, cluster: Cluster) -> Placement:
 
 
 def _documents(workload: Workload, cluster: Cluster) -> Placement:
-    """Assign whole sequences, largest first, to the device with the fewest pairs (each one more)."""
+    """Assign whole sequences, largest first, to the device with the fewest pairs, plus one each."""
     of_tile = workload.block_sequence[workload.compute_q]
     pairs = 1 + loads_of(of_tile, workload.compute_pairs, len(workload.cu_seqlens) - 1)
     owner = pack_largest_first(pairs, cluster.num_devices)[workload.block_sequence]
