@@ -72,10 +72,7 @@ def _ring(workload: Workload, cluster: Cluster) -> Placement:
 
 
 def _documents(workload: Workload, cluster: Cluster) -> Placement:
-    """Assign whole sequences, largest first, to the least loaded device.
-
-    Their load is their pairs, plus one so that empty masks spread as well.
-    """
+    """Assign whole sequences, largest first, to the device with the fewest pairs, plus one each."""
     of_tile = workload.block_sequence[workload.compute_q]
     pairs = 1 + loads_of(of_tile, workload.compute_pairs, len(workload.cu_seqlens) - 1)
     owner = pack_largest_first(pairs, cluster.num_devices)[workload.block_sequence]
@@ -135,15 +132,7 @@ def chunk_of_blocks(workload: Workload, num_chunks: int) -> Indices:
 
 
 def chunk_within_sequence(workload: Workload, num_chunks: int) -> Indices:
-    """Cut every sequence into as many chunks of equal tokens; a block goes where its middle lies.
-
-    >>> from dcp_planner import ModelShape  # three blocks of four tokens in one sequence
-    >>> from dcp_dsl import Slabs, block_sparsity
-    >>> from dcp_planner.model.problem import build_workload
-    >>> causal = Slabs(12, [0], [12], [0], [1], [0], [1])
-    >>> chunk_within_sequence(build_workload(block_sparsity([causal], 4, 4), ModelShape()), 6)
-    array([1, 3, 5], dtype=int32)
-    """
+    """Cut every sequence into chunks of equal tokens; a block goes where its middle lies."""
     starts = workload.cu_seqlens.astype(np.int64)
     lengths, sequence = np.diff(starts), workload.block_sequence
     middle = workload.block_start + workload.block_end - 2 * starts[sequence]
@@ -154,9 +143,6 @@ def team_sizes(cluster: Cluster) -> tuple[int, ...]:
     """Compute the sizes that teams may have, ascending: they divide a node, or the nodes, evenly.
 
     Unequal devices or nodes form no teams: each is alone.
-
-    >>> team_sizes(Cluster(nodes=3, devices_per_node=4))
-    (1, 2, 4, 12)
     """
     if cluster.devices:
         return (1,)  # members of a team have equal work
@@ -176,9 +162,6 @@ def groups_worth_trying(shape: ModelShape, cluster: Cluster) -> tuple[int, ...]:
 
     More groups than members would not be placed apart; teams of several nodes would send all of
     their tokens through the network.
-
-    >>> groups_worth_trying(ModelShape(8, 2, 128), Cluster(nodes=4, devices_per_node=8))
-    (2, 4, 8)
     """
     sizes = [size for size in team_sizes(cluster) if 1 < size <= cluster.devices_per_node]
     return tuple(size for size in sizes if size in possible_groups(shape))
@@ -189,13 +172,6 @@ def teams_of(cluster: Cluster, size: int) -> Cluster:
 
     A team that spans several network ports has one port with the sum of their rates, on the rails
     of all of them. A team of whole nodes is one node.
-
-    >>> pairs = teams_of(Cluster(2, 8, devices_per_nic=4), 2)
-    >>> pairs.nodes, pairs.devices_per_node, pairs.devices_per_nic
-    (2, 4, 2)
-    >>> wide = teams_of(Cluster(4, 2, devices_per_nic=2), 4)
-    >>> wide.nodes, wide.devices_per_node, wide.devices_per_nic
-    (2, 1, 1)
     """
     inside = min(size, cluster.devices_per_node)  # devices of a team in one node
     nodes = size // inside

@@ -24,15 +24,13 @@ from dcp_planner import (
     predict,
 )
 from dcp_planner.causes import diagnose, front_plans, suggest
-from dcp_planner.model.problem import Placement, build_workload
+from dcp_planner.model.problem import build_workload
 from dcp_planner.plan import join_plans
 from dcp_planner.report import bound_ratios
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import (
-    divide,
     make_schedule,
-    predict_placement,
     weigh_placement,
 )
 from dcp_planner.tables.metrics import accumulator_bytes, receive_buffer_bytes
@@ -186,7 +184,7 @@ def test_joined_plans(masks, snapshots):
     snapshots.check("chosen_when_joined", found)
 
 
-def test_fronts_and_weights(batch, snapshots):
+def test_fronts(batch, snapshots):
     front = build_front(batch, SHAPE, TWO, FAST)
     rows = [" ".join(f"{name} {value:.5g}" for name, value in point.figures().items())
             for point in front]  # fmt: skip
@@ -200,28 +198,6 @@ def test_fronts_and_weights(batch, snapshots):
         f"{one.change} | {one.option} | {1e6 * one.seconds:.2f} us, saves {1e6 * one.saves_s:.2f}"
         for one in suggest(contiguous, diagnose(contiguous))
     )
-    workload = build_workload(batch, SHAPE)
-    for cluster in (TWO, UNEVEN):
-        count = cluster.num_devices
-        tiles, blocks = np.arange(workload.num_tiles), np.arange(workload.num_blocks)
-        placed = Placement(blocks % count, (tiles * 5 + tiles // 4) % count)
-        texts = []
-        for config in (FAST, PlanConfig(), replace(FAST, divisions=3),
-                       replace(FAST, routing="direct")):  # fmt: skip
-            schedule = make_schedule(workload, placed, cluster, config)
-            weighed = weigh_placement(workload, placed, cluster, config)
-            took = predict_placement(workload, placed, cluster, config)
-            texts.append(
-                f"{config.budget}, {config.divisions}, {config.routing}: "
-                f"{digits(schedule.division)} {digits(schedule.backward_division)} "
-                f"{['striped' * manner.is_striped for manner in schedule.manners]} "
-                f"{1e6 * took.forward_s:.2f} + {1e6 * took.backward_s:.2f} = "
-                f"{1e6 * weighed.seconds:.2f} us, {weighed.inter_bytes} {weighed.memory_bytes}"
-            )
-        for divisions in (2, 3, 6):
-            cut = divide(workload, placed, cluster, FAST, divisions)
-            texts.append(f"{divisions}: {digits(cut.division)} {digits(cut.backward_division)}")
-        found[f"{count} devices"] = "\n".join(texts)
     snapshots.check("chosen_from_fronts", found)
 
 

@@ -13,11 +13,10 @@ from short_texts import short
 
 from dcp_dsl import DatasetError
 from dcp_planner import Cluster, ModelShape, PlanError, PlanFileError
-from dcp_planner.step.dealing import deal
 from dcp_planner.step.file import read_step, write_step
-from dcp_planner.step.iteration import Groups, attention_seconds, messages_seconds, predict_step
+from dcp_planner.step.iteration import predict_step
 from dcp_planner.step.plan_step import levels, plan_step
-from dcp_planner.step.policies import RIVALS, StepProblem, StepSetting, differencing
+from dcp_planner.step.policies import RIVALS, StepProblem, StepSetting
 from dcp_planner.step.report import read_lengths
 from dcp_planner.step.setting import (
     MATMUL_PEAK,
@@ -95,56 +94,6 @@ def test_steps(name, snapshots):
         except PlanError as error:
             texts.append(f"batches of {first}+{width}: {error}")
     snapshots.check(f"step_{name.replace(' ', '_')}", {"step": "\n".join(texts)})
-
-
-def test_estimates_of_attention(snapshots):
-    """Groups of one to eight devices: one document, several, a long one beside short ones."""
-    found = {}
-    documents = {
-        "one": [(512, 131328.0)], "four": [(128, 8256.0)] * 4,
-        "long and short": [(900, 405450.0), (30, 465.0), (60, 1830.0)],
-        "windows": [(900, 9000.0), (500, 5000.0)],
-    }  # fmt: skip
-    clusters = {
-        "slow network": CLUSTER, "fast network": replace(CLUSTER, inter_bytes_per_s=1e12),
-        "small nodes": replace(CLUSTER, nodes=4, devices_per_node=2, intra_bytes_per_s=1e7),
-    }  # fmt: skip
-    for name, cluster in clusters.items():
-        lines = []
-        for of, rows in documents.items():
-            tokens, pairs = np.array(rows).T
-            for width in (1, 2, 4, 8):
-                group = Groups(
-                    tokens, pairs, np.zeros(len(rows), np.int64), np.array([width * 1.0])
-                )
-                took = [
-                    float(attention_seconds(group, TINY.shape, cluster, sharding)[0])
-                    for sharding in ("planned", "even")
-                ]
-                took.append(float(messages_seconds(group, TINY.shape, cluster)[0]))
-                lines.append(f"{of} on {width}: {' '.join(f'{1e3 * s:.5g}' for s in took)} ms")
-        found[name] = "\n".join(lines)
-    snapshots.check("step_estimates", found)
-
-
-def test_deals(snapshots):
-    """Work and tokens under caps that bind or not, in narrow and wide runs."""
-    rng, found = np.random.default_rng(4), {}
-    for shape, cap, wide in (((1, 4), 900, 1), ((2, 4), 320, 2), ((2, 6), 200, 6), ((3, 2), 10, 1)):
-        work, tokens = rng.random(14) ** 2, rng.integers(10, 200, 14)
-        size = np.where(rng.random(14) < 0.3, wide, 1)
-        dealt = deal(100 * work, tokens, size, shape, cap)
-        runs = (
-            f"{b}:{f}+{s}" for b, f, s in zip(dealt.micro_batch, dealt.first, size, strict=True)
-        )
-        found[f"{shape[0]} x {shape[1]} units of {cap} tokens"] = (
-            f"{' '.join(runs)}\nload {np.round(dealt.load, 3).tolist()}\n"
-            f"held {np.round(dealt.held, 3).tolist()}"
-        )
-    values = rng.random(11)
-    parts = [differencing(values, count).tolist() for count in (1, 2, 4)]
-    found["differencing"] = "\n".join(map(str, parts))
-    snapshots.check("step_deals", found)
 
 
 def test_models_and_what_is_refused(snapshots):

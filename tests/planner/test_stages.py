@@ -11,28 +11,18 @@ from dcp_dsl import Slabs
 from dcp_planner import Cluster, ModelShape, PlanConfig, PlanError, cut_blocks, measure
 from dcp_planner.baselines import (
     HEAD_KINDS,
-    STATIC_KINDS,
     StaticHeads,
     groups_worth_trying,
     largest_team,
     team_sizes,
 )
-from dcp_planner.model.config import OBJECTIVES
 from dcp_planner.model.cuts import choose_block_size, count_pairs
 from dcp_planner.model.problem import Caps, Placement, build_workload, cap_of, loads_on
 from dcp_planner.schedule.divisions import Manner, Schedule, Stages, cut_divisions
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search import native
 from dcp_planner.search.caps import find_shortfalls, prices_of
-from dcp_planner.search.kahypar import (
-    WEIGHT_LIMIT,
-    _both_directions,
-    _encode,
-    _restrict,
-    build_hypergraph,
-)
 from dcp_planner.search.native import EFFORTS, Search, device_tree, ladder, tiles_placed
-from dcp_planner.search.partitioners import pick, place, place_front
 from dcp_planner.search.refinement import by_documents, seeds
 from dcp_planner.search.state import Split, coarsen, problem_of, restrict
 from dcp_planner.tables.head_groups import expand_head_groups, first_groups, possible_groups
@@ -223,33 +213,6 @@ def test_missed_tolerances(masks, snapshots):
     snapshots.check("missed_tolerances", texts)
 
 
-def test_problems_for_kahypar(batch, snapshots):
-    workload, texts = build_workload(batch, SHAPE), {}
-    tiles, graph = workload.num_tiles, _both_directions(workload)
-    forward, backward = (build_hypergraph(workload, d) for d in ("forward", "backward"))
-    assert np.array_equal(graph.edge_weight, forward.edge_weight + backward.edge_weight)
-    # The tiles of some rows, and some blocks: others are owned elsewhere.
-    kept = np.append(np.flatnonzero(workload.compute_q % 4 == 1), tiles + np.array([1, 2, 5]))
-    part = _restrict(graph, kept, tiles, 3.0)
-    texts["a node"] = lists(part.vertex_weight.T, part.pin_ptr, part.pins, part.edge_weight)
-    for name, of, count, parts, cap in (
-        ("the batch in two", graph, tiles, 2, 900),
-        ("a node in three", part, len(kept) - 3, 3, 120),
-        ("a cap below the mean", graph, tiles, 4, 10),
-    ):
-        for has_targets in (True, False):
-            problem = _encode(of, count, parts, cap, has_targets=has_targets)
-            assert problem.vertex_weight.sum() <= 1.1 * WEIGHT_LIMIT
-            # Targets hold the batch, and each of them the largest vertex.
-            assert problem.target.sum() >= problem.vertex_weight.sum()
-            texts[f"{name}, {'with' if has_targets else 'without'} targets"] = lists(
-                problem.vertex_weight, problem.target
-            )
-    long = replace(graph, vertex_weight=graph.vertex_weight * [[1, 1 << 24]])
-    texts["long blocks"] = lists(_encode(long, tiles, 2, 900, has_targets=True).vertex_weight)
-    snapshots.check("problems_for_kahypar", texts)
-
-
 def plans_of(batch):
     """Plans of a poor placement: everything travels, some of it twice."""
     workload = build_workload(batch, SHAPE)
@@ -356,43 +319,6 @@ def test_stages_of_three_divisions(is_frugal, hops, snapshots):
     )
     name = f"stages_{'frugal' if is_frugal else 'eager'}_{hops[0]}_{hops[1]}"
     snapshots.check(name, {"rows": rows, "at": lists(stages.attention, *stages.at)})
-
-
-def test_placements(batch, masks, snapshots):
-    texts, config = {}, PlanConfig(budget="fast", divisions=3)
-    small = Cluster(2, 2, flops_per_s=1e10, inter_bytes_per_s=1e8, intra_bytes_per_s=1e9)
-    nothing = sparsity_of([np.zeros((20, 20), bool)], 8)
-    for name, of, cluster, choices in (
-        ("front", batch, Cluster(2, 2), {"compute_tolerance": 0.6, "token_tolerance": 0.5}),
-        ("front of caps that nothing holds", batch, Cluster(2, 2),
-         {"compute_tolerance": 0.0, "token_tolerance": 0.0}),
-        ("front of one device", batch, Cluster(1, 1), {}),
-        ("front of no pair", nothing, small, {}),
-    ):  # fmt: skip
-        points = place_front(build_workload(of, SHAPE), cluster, replace(config, **choices))
-        texts[name] = "\n".join(
-            " ".join(f"{figure} {value:.5g}" for figure, value in point.figures().items())
-            for point in points
-        )
-        for objective in OBJECTIVES:
-            best = points.index(pick(points, objective))
-            texts[name] += f"\nbest for {objective}: {best}"
-    workload = build_workload(batch, SHAPE)
-    for partitioner, choices in (
-        *((f"static:{kind}", {}) for kind in (*STATIC_KINDS, *HEAD_KINDS)),
-        ("native", {"head_groups": 2}), ("native", {"head_groups": 4}),
-        ("static:zigzag", {"head_groups": "auto"}), ("native", {"head_groups": "auto"}),
-        ("native", {"head_groups": 2, "token_tolerance": 0.0}),
-        ("portfolio", {"token_seconds": 1e-6}), ("portfolio", {"objective": "memory"}),
-    ):  # fmt: skip
-        tried = replace(config, partitioner=partitioner, **choices)
-        found = place(workload, small, tried)
-        words = ", ".join(f"{name} {value}" for name, value in choices.items())
-        texts[f"{partitioner}, {words}" if words else partitioner] = (
-            f"{found.head_groups} head groups\n{told(found, workload, small)}\n"
-            + "\n".join(warning.message for warning in found.warnings)
-        )
-    snapshots.check("placements", texts)
 
 
 def test_heads_on_devices(snapshots):

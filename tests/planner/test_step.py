@@ -1,13 +1,12 @@
 """Whole steps: documents dealt to devices, the time of each part, batches planned for a step."""
 
 import json
-import sys
 from dataclasses import replace
 from itertools import chain, product
-from pathlib import Path
 
 import numpy as np
 import pytest
+from bench_step import bound_seconds
 from command_runs import run
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +31,6 @@ from dcp_planner.step.policies import RIVALS, StepProblem, StepSetting, differen
 from dcp_planner.step.report import steps_of_dataset
 from dcp_planner.step.setting import Assignment, Documents, StepMesh, StepModel, step_model
 
-BENCHMARKS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks"
 LLAMA = step_model("llama-8b")
 BUDGET = 32_768
 
@@ -66,16 +64,9 @@ def steps(draw):
     return Documents(tokens, share * tokens * (tokens + 1) / 2.0), mesh
 
 
-@pytest.fixture(scope="module")
-def bound_seconds():
-    sys.path.insert(0, str(BENCHMARKS))
-    yield __import__("bench_step").bound_seconds
-    sys.path.remove(str(BENCHMARKS))
-
-
-@given(drawn=steps())
+@given(steps())
 @settings(max_examples=14)
-def test_a_plan_repeats_itself_no_slower_than_packs_no_faster_than_the_bound(bound_seconds, drawn):
+def test_a_plan_repeats_itself_no_slower_than_packs_no_faster_than_the_bound(drawn):
     documents, mesh = drawn
     problem = StepProblem.of(documents, setting_of(mesh))
     plan = plan_step(documents, setting_of(mesh))

@@ -49,11 +49,7 @@ _COMPARED = (
 
 @dataclass(frozen=True, slots=True)
 class PlanningChoices:
-    """Choices for planning batches.
-
-    Raises:
-        PlanError: if a name is no partitioner's, or the partitioner is not installed.
-    """
+    """Choices for planning batches."""
 
     # shape, cluster, config: as `build_plan` takes them
     shape: ModelShape

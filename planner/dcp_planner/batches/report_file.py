@@ -99,10 +99,7 @@ def _over_layers(uses: Sequence[StackUse], figures: Sequence[BatchFigures], name
 
 
 def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> dict[str, Spread]:
-    """Add up the costs of all layers of one cycle of a stack, for each batch; return spreads.
-
-    `rows` are the batches under each mask.
-    """
+    """Add up the costs of all layers of one cycle of a stack, for each batch."""
     batches = [[row.figures for row in batch] for batch in zip(*rows, strict=True)]
     return {n: spread_of([_over_layers(uses, batch, n) for batch in batches]) for n in SUMMED}
 
@@ -149,12 +146,7 @@ def stack_document(
 
 
 class ReportWriter:
-    """Writer of a report that grows batch by batch: the file is whole at any time.
-
-    Args:
-        path: of the report.
-        run: the command that it answers.
-    """
+    """Writer of a report that grows batch by batch: the file is whole at any time."""
 
     def __init__(self, path: Path, run: DatasetRun) -> None:
         self._path, self._run, self._written = path, run, float("-inf")

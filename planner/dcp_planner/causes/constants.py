@@ -150,10 +150,7 @@ def _seconds(trace: Trace, passes: Sequence[_Pass]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Explanation:
-    """A constant with its cost (see `_cost`) and the share of a difference that it explains.
-
-    The default stands for no constant.
-    """
+    """A constant with its cost (see `_cost`) and the share that it explains; by default none."""
 
     constant: str = ""
     cost: float = 0.0

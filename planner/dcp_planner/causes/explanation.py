@@ -46,20 +46,12 @@ CONDITIONS: Mapping[Name, str] = {
 
 
 def joined(parts: list[str]) -> str:
-    """List parts as a sentence does.
-
-    >>> joined(["a", "b", "c"])
-    'a, b and c'
-    """
+    """List parts as a sentence does."""
     return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
 
 
 def percent(share: float) -> str:
-    """Write a share.
-
-    >>> percent(0.1234)
-    '12.3%'
-    """
+    """Write a share."""
     return f"{share:.1%}"
 
 

@@ -461,12 +461,7 @@ def _names() -> "chain[str]":
 
 
 def draw(points: Sequence[tuple[float, float]]) -> list[str]:
-    r"""Draw points as letters, seconds to the right and bytes upwards.
-
-    >>> print("\n".join(draw([(1e-3, 2e6), (2e-3, 1e6)])[:2]))
-      2.0 MB |a
-             |
-    """
+    """Draw points as letters, seconds to the right and bytes upwards."""
     grid = [[" "] * (WIDTH + 1) for _ in range(HEIGHT + 1)]
     # The first letter is written last, so it wins where points fall into one cell. 1e-300 spares a
     # division by 0 if all points are equal in a figure.

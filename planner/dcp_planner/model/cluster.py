@@ -182,12 +182,7 @@ BACKWARD_FLOPS_RATIO = 2.5
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Constants of one class of links, for each port; a port sends and receives independently.
-
-    >>> link = Link(bytes_per_s=1e9, latency_s=5e-6, launch_s=1e-6)
-    >>> round(link.busy_s(2e6) * 1e6)
-    2001
-    """
+    """Constants of one class of links, for each port; a port sends and receives independently."""
 
     bytes_per_s: float  # rate at which the port sends, and at the same time receives
     latency_s: float  # seconds between leaving one port and arriving at the other

@@ -61,9 +61,6 @@ def computed_pairs(
     the rows, and half a kernel tile of every row is computed in vain: a tile of ``n`` rows costs
     ``pairs + n * kernel_tile / 2``, never more than the full tile. For a diagonal through a
     multiple of `kernel_tile` that is exact up to ``n / 2`` pairs; for several borders it is low.
-
-    >>> computed_pairs([2098176, 4194304, 0], [2048] * 3, [2048] * 3, 128).tolist()
-    [2229248.0, 4194304.0, 0.0]
     """
     visible, q, kv = (np.asarray(a, np.float64) for a in (pairs, q_tokens, kv_tokens))
     if kernel_tile == 1:
@@ -82,12 +79,7 @@ def tile_seconds(
     *,
     is_backward: bool = False,
 ) -> Floats:
-    """Compute the seconds that each tile takes on one device, without its launch; O(W).
-
-    >>> cluster = Cluster(flops_per_s=1e12)
-    >>> tile_seconds([10**6], [1000], [1000], ModelShape(1, 1, 250), cluster).tolist()
-    [0.001]
-    """
+    """Compute the seconds that each tile takes on one device, without its launch; O(W)."""
     ratio = BACKWARD_FLOPS_RATIO if is_backward else 1.0
     flops = computed_pairs(pairs, q_tokens, kv_tokens, cluster.kernel_tile)
     flops = flops * (shape.flops_per_pair * ratio)
@@ -112,10 +104,6 @@ def link_seconds(size_bytes: ArrayLike, cluster: Cluster, *, is_inter: bool) -> 
     """Compute the seconds that each message occupies the ports of one class of links, ``[X]``.
 
     Messages through one port add up; the latency comes on top, once per message waited for.
-
-    >>> cluster = Cluster(2, 1, inter_bytes_per_s=1e9, message_launch_s=1e-6)
-    >>> link_seconds([0, 10**6], cluster, is_inter=True).tolist()
-    [1e-06, 0.001001]
     """
     return cluster.link(is_inter=is_inter).busy_s(np.asarray(size_bytes, np.float64))
 

@@ -43,10 +43,6 @@ def count_pairs(
     `slabs` and `forms`, the masks of sequences that are no slabs, lie at packed positions. Returns
     ``q_block``, ``kv_block`` and ``pairs``, int64 ``[W]``, sorted. O(N + W) up to the sort, for N
     slabs cut into W pieces.
-
-    >>> q, kv, pairs = count_pairs(Slabs(4, [0], [4], [0], [1], [0], [1]), np.array([0, 2, 4]))
-    >>> list(zip(q.tolist(), kv.tolist(), pairs.tolist()))
-    [(0, 0, 3), (1, 0, 4), (1, 1, 3)]
     """
     # Slabs are cut at the borders of query blocks, then these pieces at the borders of key blocks.
     slab, row = _ranges(
@@ -97,9 +93,6 @@ def find_overlap(slabs: Slabs) -> int | None:
     The rows where a slab begins or ends divide all rows into bands. Inside a band the ends of key
     ranges are straight lines. So slabs are disjoint on all rows of a band if they are disjoint, in
     the same order, on its first and on its last row.
-
-    >>> find_overlap(Slabs(4, [0, 2], [4, 3], [0, 1], [1, 4], [0, 0], [1, 0]))
-    1
     """
     edges = np.unique(np.concatenate([slabs.q_start, slabs.q_end]))
     slab, band = _ranges(np.searchsorted(edges, slabs.q_start), np.searchsorted(edges, slabs.q_end))

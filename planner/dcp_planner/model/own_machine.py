@@ -29,10 +29,7 @@ _MODEL = re.compile(r"^Model:\s*(.+?)\s*$", re.MULTILINE)
 def gpus_here(
     root: str | Path = "/", environment: Mapping[str, str] = os.environ
 ) -> tuple[str, ...]:
-    """Return the names of this machine's GPUs, as their drivers tell them.
-
-    Empty without GPUs, or where ``CUDA_VISIBLE_DEVICES`` hides them all.
-    """
+    """Return the names of this machine's GPUs that are not hidden, as their drivers tell them."""
     if environment.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return ()
     texts = [(path, _read(path)) for name in (_NVIDIA, _AMD) for path in Path(root).glob(name)]
@@ -44,11 +41,7 @@ def gpus_here(
 
 
 def preset_of_gpu(name: str) -> str | None:
-    """Return the preset that describes a GPU, ``None`` if none does.
-
-    >>> preset_of_gpu("NVIDIA H100 80GB HBM3"), preset_of_gpu("NVIDIA L40S")
-    ('h100-dgx', None)
-    """
+    """Return the preset that describes a GPU, ``None`` if none does."""
     words = re.split(r"[^A-Z0-9]+", name.upper())
     return next((known for gpu, known in _GPUS.items() if gpu in words), None)
 
@@ -71,9 +64,6 @@ def is_of_another_machine(cluster: str, machine: str) -> bool:
     """Return whether times for a cluster cannot be compared with times of a machine.
 
     They can where the cluster was measured or written by somebody: only presets name machines.
-
-    >>> is_of_another_machine("a100-p4de", "cpu-gloo"), is_of_another_machine("mine", "cpu-gloo")
-    (True, False)
     """
     return cluster in PRESETS and cluster != machine
 

@@ -113,9 +113,6 @@ def pack_largest_first(sizes: Ints, parts: int) -> Indices:
 
     The fullest part is at most 4/3 of the best possible.
     Source: Graham, Bounds on Multiprocessing Timing Anomalies (1969).
-
-    >>> pack_largest_first(np.array([2, 3, 5]), 2).tolist()
-    [1, 1, 0]
     """
     part = np.zeros(len(sizes), np.int32)
     # Of equally full parts the lowest number comes first: every machine packs alike.

@@ -189,13 +189,7 @@ class Rival(NamedTuple):
 
 
 def over_caps(figures: BatchFigures | PlanMetrics, config: PlanConfig) -> dict[str, float]:
-    """Return the caps that a plan exceeds, each with the ratio of most to mean that it reaches.
-
-    >>> from types import SimpleNamespace
-    >>> over_caps(SimpleNamespace(compute_imbalance=2.4, token_imbalance=1.1),
-    ...           PlanConfig(compute_tolerance=0.1))
-    {'compute': 2.4}
-    """
+    """Return the caps that a plan exceeds, each with the ratio of most to mean that it reaches."""
     reached = {"compute": figures.compute_imbalance, "tokens": figures.token_imbalance}
     caps = {"compute": config.compute_cap, "tokens": config.token_tolerance}
     return {name: most for name, most in reached.items() if most > 1 + caps[name] + _ROUNDING}
@@ -204,12 +198,7 @@ def over_caps(figures: BatchFigures | PlanMetrics, config: PlanConfig) -> dict[s
 def best_static(
     our_s: float, their_s: Mapping[str, float], over: Mapping[str, Collection[str]]
 ) -> dict[Scope, Rival]:
-    """Find the fastest static layout of every scope that has one.
-
-    >>> best_static(2.0, {"static:ring": 1.0, "static:grid": 3.0}, {"static:ring": ["tokens"]})
-    {'within_token_cap': Rival(name='static:grid', speedup=1.5),
-     'of_all': Rival(name='static:ring', speedup=0.5)}
-    """
+    """Find the fastest static layout of every scope that has one."""
     names = [name for name in their_s if name.startswith(PREFIX)]
     chosen = {"within_token_cap": [n for n in names if "tokens" not in over.get(n, ())],
               "of_all": names}  # fmt: skip
@@ -283,11 +272,7 @@ class Threshold:
 
 
 def parse_threshold(text: str, more: Sequence[str] = ()) -> Threshold:
-    """Read a condition: a figure, ``<`` or ``>``, and a number; ``%`` makes it a change.
-
-    >>> parse_threshold("makespan>+2%").bound
-    0.02
-    """
+    """Read a condition: a figure, ``<`` or ``>``, and a number; ``%`` makes it a change."""
     match = _THRESHOLD.fullmatch(text)
     if not match:
         raise PlanError(

@@ -13,10 +13,6 @@ def allocate_rows(group: Ints, taken: Ints, freed: Ints, rows: Ints) -> Ints:
     """Place spans of rows first-fit in order of their start, one buffer per group, from row 0.
 
     A span is taken from `taken` until before `freed`. Deterministic; O(N F) for F gaps in a buffer.
-
-    >>> one = np.ones(3, np.int64)
-    >>> allocate_rows(0 * one, np.array([0, 0, 2]), np.array([2, 5, 5]), 4 * one).tolist()
-    [0, 4, 0]
     """
     order, leaving = order_by(group, taken), order_by(group, freed)
     slot, gaps = np.zeros(len(group), np.int64), np.zeros((2, len(group)), np.int64)

@@ -87,9 +87,6 @@ def device_tree(cluster: Cluster) -> Tree:
     """Group devices into nodes, and nodes and wide nodes into parts.
 
     A part has at most 16 members where a divisor of their number allows it.
-
-    >>> device_tree(Cluster(nodes=2, devices_per_node=3)), device_tree(Cluster(1, 1))
-    (((0, 1, 2), (3, 4, 5)), 0)
     """
     ptr = cluster.node_ptr.tolist()
     nodes = [_grouped(list(range(a, b))) for a, b in itertools.pairwise(ptr)]

@@ -230,12 +230,7 @@ def _occurrences(trace: Trace, rows: Ints) -> Ints:
 
 
 def message_names(kind: Bytes, block: Indices, groups: int, num_blocks: int) -> list[str]:
-    """Name messages of an expanded plan for traces: ``"kv 12"``, of several groups ``"kv 12.3"``.
-
-    >>> import numpy as np
-    >>> message_names(np.array([0, 2]), np.array([5, 6]), 2, 4)
-    ['kv 1.1', 'out 2.1']
-    """
+    """Name messages of an expanded plan: ``"kv 12"``, of several groups ``"kv 12.3"``."""
     labels = [name.name.lower() for name in TransferKind]
     places = zip(kind.tolist(), block.tolist(), strict=True)
     if groups == 1:
@@ -244,9 +239,5 @@ def message_names(kind: Bytes, block: Indices, groups: int, num_blocks: int) -> 
 
 
 def wait_name(division: int, *, is_result: bool) -> str:
-    """Name the wait for the messages of a division: its inputs, or its results.
-
-    >>> wait_name(3, is_result=False)
-    'wait for inputs 3'
-    """
+    """Name the wait for the messages of a division: its inputs, or its results."""
     return f"wait for {'results' if is_result else 'inputs'} {division}"

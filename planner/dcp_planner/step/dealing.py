@@ -67,10 +67,6 @@ def deal(
     their size, while that relieves the fullest unit of a micro-batch and makes no other micro-batch
     longer. Deterministic. Cost: O(N M U + `MOST_TRIES`).
     Source: longest processing time first (Graham 1969), with a second resource and exchanges.
-
-    >>> one = np.ones(4, np.int64)
-    >>> deal(np.array([4.0, 3, 3, 2]), one, one, (1, 2), cap=2).first.tolist()
-    [0, 1, 1, 0]
     """
     count = len(work)
     size = np.ascontiguousarray(size, np.int64)

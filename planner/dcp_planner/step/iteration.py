@@ -190,19 +190,7 @@ def predict_step(
     synchronisation: Synchronisation = "micro_batch",
     sharding: Sharding = "planned",
 ) -> StepTime:
-    """Predict the time of a step; O(N log N + G * devices).
-
-    >>> from dcp_planner.step.setting import StepMesh
-    >>> from dcp_planner.step.setting import step_model
-    >>> mesh = StepMesh(replicas=2, context_ranks=1)
-    >>> place = {"micro_batch": [0, 0], "first": [0, 1], "width": [1, 1]}
-    >>> both = Assignment(mesh, **{name: np.array(v, np.int32) for name, v in place.items()})
-    >>> time = predict_step(
-    ...     Documents.causal([8192, 4096]), both, step_model("llama-8b"), Cluster(1, 2)
-    ... )
-    >>> round(time.max_tokens, 2), time.waiting_s > 0
-    (1.33, True)
-    """
+    """Predict the time of a step; O(N log N + G * devices)."""
     mesh = assignment.mesh
     starts, members = _grouped(documents, assignment)
     attention = model.layers * _attention(starts, members, mesh, model, cluster, sharding)

@@ -196,9 +196,6 @@ def differencing(values: Floats, parts: int) -> Ints:
 
     An entry of the heap is a partial split with its spread, largest less smallest sum. The two of
     the largest spread merge, large sums onto small ones, until one is left.
-
-    >>> np.bincount(differencing(np.array([8.0, 7, 6, 5, 4]), 2), weights=[8, 7, 6, 5, 4]).tolist()
-    [16.0, 14.0]
     """
     # The number of a value breaks ties, so lists of documents are never compared.
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []

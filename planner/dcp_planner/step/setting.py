@@ -15,10 +15,6 @@ from dcp_planner.model.cluster import ModelShape
 class Documents(Record):
     """Lengths and visible pairs, one row a document.
 
-    Raises:
-        ValueError: if a column has another type or length.
-        PlanError: if a document is empty.
-
     >>> Documents.causal([3, 2]).pairs.tolist()
     [6.0, 3.0]
     """
@@ -75,10 +71,6 @@ class Assignment(Record):
 
     A document runs on the devices ``first`` to ``first + width - 1`` of each pipeline stage.
     Documents of one micro-batch with the same devices form a group: one attention plan.
-
-    Raises:
-        ValueError: if a column has another type or length.
-        PlanError: if a document is outside the mesh.
     """
 
     mesh: StepMesh  # devices and micro-batches

@@ -33,12 +33,7 @@ _MOST_TOKENS = 2**31 - 1  # `cu_seqlens` is int32, also that of an expanded batc
 
 
 def group_shape(shape: ModelShape, groups: int) -> ModelShape:
-    """Compute the heads of one group: a Gth of the query heads, and the key/value heads they read.
-
-    >>> part = group_shape(ModelShape(8, 2, 128, 2), 4)
-    >>> part.q_heads, part.kv_heads
-    (2, 1)
-    """
+    """Compute the heads of one group: a Gth of the query heads, and the key heads they read."""
     reason = why_not(shape, groups)
     if reason:
         raise PlanError(f"head_groups: {reason}")
@@ -47,11 +42,7 @@ def group_shape(shape: ModelShape, groups: int) -> ModelShape:
 
 
 def why_not(shape: ModelShape, groups: int) -> str:
-    """Explain why heads cannot be cut into so many groups; empty if they can.
-
-    >>> why_not(ModelShape(6, 2, 128, 2), 4)
-    'cannot cut 6 query and 2 key/value heads into 4 groups; possible are 1, 2, 6'
-    """
+    """Explain why heads cannot be cut into so many groups; empty if they can."""
     if _is_possible(shape, groups):
         return ""
     possible = ", ".join(map(str, possible_groups(shape)))
@@ -65,9 +56,6 @@ def possible_groups(shape: ModelShape) -> tuple[int, ...]:
     """List every number of head groups that a shape allows, ascending.
 
     A group has equally many query heads, and whole key/value heads or a part of the readers of one.
-
-    >>> possible_groups(ModelShape(8, 2, 128, 2))
-    (1, 2, 4, 8)
     """
     most = min(shape.q_heads, MOST_HEAD_GROUPS)
     return tuple(groups for groups in range(1, most + 1) if _is_possible(shape, groups))
@@ -80,11 +68,7 @@ def _is_possible(shape: ModelShape, groups: int) -> bool:
 
 
 def first_groups(shape: ModelShape, groups: int) -> Ints:
-    """Find, for every group, the first group that reads the same key/value heads, int64 ``[G]``.
-
-    >>> first_groups(ModelShape(8, 2, 128, 2), 8).tolist()
-    [0, 0, 0, 0, 4, 4, 4, 4]
-    """
+    """Find, for every group, the first group that reads the same key/value heads, int64 ``[G]``."""
     sharing = max(1, groups // shape.kv_heads)
     group = np.arange(groups)
     return group - group % sharing

@@ -51,10 +51,7 @@ def buffer_bytes(
     direction: Direction,
     num_devices: int,
 ) -> Ints:
-    """Compute the bytes of receive buffers and partial sums in one direction, int64 ``[R]``.
-
-    `transfers` are those of the direction.
-    """
+    """Compute the bytes of receive buffers and partial sums of one direction ``[R]``."""
     rows = _rows(transfers, np.ones(len(transfers), np.bool_), block_tokens, num_devices)
     each = bytes_per_token(shape, direction) + sum_bytes_per_token(shape, direction)
     return np.asarray(rows @ each)

@@ -82,12 +82,7 @@ class ProgramTable(Record):
 
 
 class Programs(Sequence[DeviceProgram]):
-    """The programs of one direction, one per device, made from a table on first access.
-
-    Args:
-        table: instructions of this direction only.
-        num_devices: how many programs there are; some may be empty.
-    """
+    """The programs of one direction, one per device, made from a table on first access."""
 
     __slots__ = ("_made", "_row_ptr", "table")
 

@@ -74,10 +74,7 @@ def inputs_of_results(transfers: Transfers) -> Ints:
 
 
 def find_feeders(transfers: Transfers) -> Ints:
-    """Find the transfer that brings each passed-on input to its source, int64 ``[X]``, or -1.
-
-    An input is passed on if its hop is above 0.
-    """
+    """Find the transfer that brings an input of hop above 0 to its source ``[X]``, or -1."""
     is_passed = (transfers.hop > 0) & (transfers.kind < TransferKind.OUT)
     return _at_source(_inputs(transfers), transfers, is_passed)
 
@@ -152,10 +149,6 @@ class _Index(NamedTuple):
         """Find the row of each wanted place with the greatest division not above `at`; O(M log N).
 
         The first row of the place if none is early enough, -1 if it has none.
-
-        >>> index = _Index.of(np.arange(3), np.array([7, 7, 8]), np.array([1, 5, 2]))
-        >>> index.latest(np.array([7, 7, 7, 8, 9]), np.array([0, 4, 5, 2, 0])).tolist()
-        [0, 0, 1, 2, -1]
         """
         if len(self.rows) == 0:
             return np.full(len(wanted), -1, np.int64)
