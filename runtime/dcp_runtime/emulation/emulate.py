@@ -153,7 +153,8 @@ def emulate_plan(
     run_once(ready, None)
     host_s = time.process_time() - begin_s  # without what the first run compiled and loaded
     virtual_s = virtual.seconds()
-    chosen = dilation or _dilation_for(host_s, virtual_s)
+    wanted = host_s / _AIMED_SHARE / max(virtual_s, 1e-9)
+    chosen = dilation or float(min(max(1.0, float(f"{wanted:.1g}")), MOST_DILATION))
     trials = 1 if dilation is not None else _MOST_TRIALS
     while True:
         found = _repeat(ready, chosen, say)
@@ -167,11 +168,6 @@ def emulate_plan(
             return result
         say(f"this machine added {result.host_share:.0%}: again, more slowly")
         chosen *= 2.5
-
-
-def _dilation_for(host_s: float, virtual_s: float) -> float:
-    wanted = host_s / _AIMED_SHARE / max(virtual_s, 1e-9)
-    return float(min(max(1.0, float(f"{wanted:.1g}")), MOST_DILATION))
 
 
 def _repeat(ready: ReadyPlan, dilation: float, say: Callable[[str], None]) -> list[Trace]:
