@@ -113,7 +113,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         # Where all rows have targets but those of one replica, its first rank says so.
         is_first_own = replicas.device % replicas.context_ranks == 0
         self._count = TargetCount(replicas.replica, is_first, is_first_own)
-        targets = TargetFinder(rows, self.screening, is_first, is_first, self._count)
+        targets = TargetFinder(rows, self.screening, self._count, is_first, is_first)
         self._plans = make_plan_source(look_ahead, replicas)
         self._waiting: deque[DealingWindow] = deque()
         self._progress = Progress()

@@ -191,10 +191,10 @@ class ProcessWorld:
 
     def _silent_error(self, member: _Rank) -> RunError:
         limit = f"within {self.timeout_s:g} s"
-        rank, division, what = member.number, None, f"no sign of life {limit}"
-        if member.doing is not None:
-            rank, division = member.busy_rank, member.division
-            what = f"no progress {limit} in {member.doing}"
+        rank, division = member.busy_rank, member.division
+        what = f"no progress {limit} in {member.doing}"
+        if member.doing is None:
+            rank, division, what = member.number, None, f"no sign of life {limit}"
         return RunError(f"rank {rank} stalled: {what}", rank=rank, division=division)
 
     def close(self) -> None:
