@@ -32,8 +32,7 @@ from dcp_runtime.transport.recorder import HostClock, Recorder
 from dcp_runtime.transport.transport import Parcel, RowBytes
 
 TIMEOUT_S = 120.0
-LEAD_S = 0.05
-"""Seconds between the agreement on a begin and the begin."""
+LEAD_S = 0.05  # seconds between the agreement on a begin and the begin
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 

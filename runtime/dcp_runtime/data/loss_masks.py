@@ -38,8 +38,7 @@ IGNORE_LABEL = -100
 FEW_ROWS = 8
 """Rows in which a column of another name must look like a loss mask before the loader says so."""
 
-FEW_TOKENS = 3
-"""Fewest tokens of a run of ones, in the mean, for that."""
+FEW_TOKENS = 3  # fewest tokens of a run of ones, in the mean, for that
 
 logger = logging.getLogger(__name__)
 

@@ -42,8 +42,7 @@ from dcp_runtime.errors import RunError
 TOKENS_AND_LABELS = ("tokens", "input_ids", "labels")
 """Columns that hold token ids, also where another one is read."""
 
-SHOWN = 8
-"""Lengths of documents that a message shows."""
+SHOWN = 8  # lengths of documents that a message shows
 
 logger = logging.getLogger(__name__)
 

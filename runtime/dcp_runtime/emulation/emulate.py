@@ -26,12 +26,10 @@ from dcp_runtime.plans.device_plan import DevicePlan, outline_device
 from dcp_runtime.transport.recorder import Recorder, merge_timelines
 from dcp_runtime.transport.transport import without_overlap
 
-MOST_DEVICES = 32
-"""Most devices that are emulated; two cores carry them."""
+MOST_DEVICES = 32  # most devices that are emulated; two cores carry them
 MOST_DILATION = 1e6
 REPEATS = 3
-MOST_HOST_SHARE = 0.05
-"""Share of the measured time that the host may add."""
+MOST_HOST_SHARE = 0.05  # share of the measured time that the host may add
 _AIMED_SHARE = 0.04  # of the host's own work in a run; it adds a fraction of that to the time
 _MOST_TRIALS = 3
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")

@@ -15,8 +15,7 @@ from dcp_dsl import Mask, Reach, Sample, Spec
 from dcp_planner import Plan
 from dcp_runtime.errors import RunError
 
-Bound: TypeAlias = tuple[Mask, Sample]
-"""The mask of a sequence, and the columns of that sequence."""
+Bound: TypeAlias = tuple[Mask, Sample]  # the mask of a sequence, and the columns of that sequence
 
 
 class LayerLimits(NamedTuple):

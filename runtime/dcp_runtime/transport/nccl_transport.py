@@ -29,10 +29,8 @@ from dcp_runtime.transport.group_transport import (
 from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
 from dcp_runtime.transport.transport import Parcel
 
-NAP_S = 200e-6
-"""Seconds between looks at a batch: so exact are the ends of messages in a trace."""
-ABORT_S = 5.0
-"""Seconds that communicators get to end."""
+NAP_S = 200e-6  # seconds between looks at a batch: so exact are the ends of messages in a trace
+ABORT_S = 5.0  # seconds that communicators get to end
 
 
 @dataclass(slots=True, eq=False)
