@@ -179,11 +179,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._progress.chosen = load_state(state, self._identity, self._dealing)
 
     def __enter__(self) -> Self:
-        """Return the loader, which closes where the block ends."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     def close(self) -> None:

@@ -149,7 +149,6 @@ class DCPExecutor:
             )
 
     def __enter__(self) -> Self:
-        """Return the executor, which closes where the block ends."""
         return self
 
     def __exit__(

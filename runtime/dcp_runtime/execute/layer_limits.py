@@ -29,7 +29,6 @@ class LayerLimits(NamedTuple):
     tokens: int = 0  # most tokens of a batch
 
     def __str__(self) -> str:
-        """Name the window and the chunks."""
         window = f"a window of {self.window} tokens" if self.window else ""
         chunk = f"chunks of {self.chunk} tokens" if self.chunk else ""
         return " and ".join(filter(None, (window, chunk))) or "bidirectional attention"

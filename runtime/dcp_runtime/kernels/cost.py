@@ -38,7 +38,6 @@ class Cost:
     work: Work
 
     def __str__(self) -> str:
-        """Return the seconds and the work as text."""
         w = self.work
         rows = f", {w.q_rows + w.kv_rows:,} rows gathered" if w.q_rows + w.kv_rows else ""
         return (

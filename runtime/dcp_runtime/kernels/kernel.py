@@ -140,7 +140,6 @@ class Work:
     merged: int = 0  # rows whose results other kernels add to the sums
 
     def __add__(self, other: "Work") -> "Work":
-        """Return both together."""
         return Work(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 

@@ -19,7 +19,6 @@ STARTUP_S = 60.0
 """Extra seconds that a silent process gets before its first sign of life: it imports torch."""
 GRACE_S = 3.0  # seconds in which the other ranks may report their view of a first failure
 ENTRY = "dcp_runtime.launch.worker:start"  # starts a rank; the arguments are its place in the world
-
 _Answer = tuple[dict[str, Any], bytes]  # Any: JSON values
 
 

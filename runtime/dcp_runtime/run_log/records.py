@@ -24,7 +24,6 @@ from dcp_runtime.errors import RunError
 
 SCHEMA = "dcp.run_log/1"
 SUFFIX = ".dcprun.jsonl"  # ends the names of logs
-
 StepRecord: TypeAlias = dict[str, Any]  # Any: fit for JSON
 
 NUMBERS = (

@@ -26,11 +26,8 @@ from torch.utils._pytree import tree_flatten, tree_map
 from dcp_runtime.adapters.huggingface.visibility import Predicate, Visibility, visibility_of
 
 TOKENS = 13  # tokens of a call: a prime, so that hardly another size of a tensor is equal to it
-
 KEPT, CALLS = (1, 4, 9, 10), 4  # places of the kept tokens in the first call, and number of calls
-
 FAR = 2**22  # a position beyond those that models are made for
-
 LARGEST_ID = 2**15  # token ids of a call are smaller
 
 NOISE = {torch.bfloat16: 3e-2, torch.float16: 1e-2}
