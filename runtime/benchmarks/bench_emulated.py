@@ -64,8 +64,7 @@ LAYOUTS = {
 }  # fmt: skip
 STATIC = ("zigzag", "contiguous", "ring", "grid", "heads_context")
 RIVAL_CLUSTER = "4x4"
-APART = 0.05
-"""Two layouts that are predicted closer than this may change places."""
+APART = 0.05  # two layouts that are predicted closer than this may change places
 
 
 def main() -> None:

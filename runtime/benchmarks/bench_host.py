@@ -52,8 +52,7 @@ HEADER = (
     "plan", "kernel calls", "blocks", "messages", "a layer, CPU us: mean rank", "busiest"
 )  # fmt: skip
 WORKLOADS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks/data/workloads.json"
-Row: TypeAlias = dict[str, Any]
-"""One rank of a plan; `Any`: numbers and a text."""
+Row: TypeAlias = dict[str, Any]  # one rank of a plan; `Any`: numbers and a text
 SIZES = (
     (1, 1024, 2), (2, 256, 2), (2, 1024, 3), (4, 1024, 3), (4, 2048, 5), (8, 2048, 4), (8, 4096, 8),
 )  # fmt: skip

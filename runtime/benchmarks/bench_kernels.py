@@ -47,10 +47,8 @@ SPECIAL = {
     "opens": "i32",
     "closes": "i32",
 }
-GROUP = 4
-"""Query heads of a kv head."""
-ARCHS = (80, 89, 90, 100)
-"""Compute capabilities times ten."""
+GROUP = 4  # query heads of a kv head
+ARCHS = (80, 89, 90, 100)  # compute capabilities times ten
 CASES = [
     # kernel, dtype, head_dim, whether tables hold bits, compute capability
     ("forward", torch.bfloat16, 128, False, 90),

@@ -29,8 +29,7 @@ from dcp_runtime import group_rows
 
 TOKENS, BUDGET, WORDS = 1_000_000, 131_072, 100_000
 REPEATS = 5
-Task = list[np.ndarray]
-"""The rollouts of a task."""
+Task = list[np.ndarray]  # the rollouts of a task
 
 
 def text(rng: np.random.Generator, least: int, most: int) -> np.ndarray:

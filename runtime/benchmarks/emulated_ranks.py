@@ -32,8 +32,7 @@ from dcp_runtime.transport.recorder import HostClock, Recorder
 from dcp_runtime.transport.transport import Parcel, RowBytes
 
 TIMEOUT_S = 120.0
-LEAD_S = 0.05
-"""Seconds between the agreement on a begin and the begin."""
+LEAD_S = 0.05  # seconds between the agreement on a begin and the begin
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 
 
@@ -158,7 +157,8 @@ def run_rank(
     dist.init_process_group(
         "gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=TIMEOUT_S)
     )
-    transport, clock, memory = SocketTransport(dilation), SleepingClock(dilation), _memory()
+    transport, clock = SocketTransport(dilation), SleepingClock(dilation)
+    memory = [torch.zeros(0, dtype=torch.uint8) for _ in range(2)]
     with (folder / f"rank-{rank}.jsonl").open("a") as out:
         # The first plan runs twice, because its first run connects.
         for number, ready in enumerate([settings[0], *settings], -1):
@@ -173,10 +173,6 @@ def run_rank(
                     out.flush()
     transport.exchange_notes("", "the end")
     os._exit(0)  # a fork of a process with torch has nothing of its own to end
-
-
-def _memory() -> list[Tensor]:
-    return [torch.zeros(0, dtype=torch.uint8) for _ in range(2)]
 
 
 def _run_direction(
@@ -252,12 +248,7 @@ def _collect(
     """Wait for the lines of all ranks, plan by plan."""
     for number, ready in enumerate(settings):
         wanted = (number + 1) * repeats
-        while (
-            min(lines := [_lines(folder, rank) for rank in children.values()], key=len)[
-                wanted - 1 :
-            ]
-            == []
-        ):
+        while min(map(len, lines := [_lines(folder, rank) for rank in children.values()])) < wanted:
             for child in list(children):
                 ended, _ = os.waitpid(child, os.WNOHANG)
                 if ended:

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from dcp_runtime.launch.launcher import RunConfig, RunResult
 
 TRACE_SUFFIXES = (".dcpplan", ".pftrace")
-MAX_DEFAULT_RANKS = 16
-"""Most processes that a run starts unless `--ranks` names the number."""
+MAX_DEFAULT_RANKS = 16  # most processes that a run starts unless `--ranks` names the number
 
 
 class DilationType(click.ParamType):  # type: ignore[type-arg]  # of one version of click
@@ -317,8 +316,7 @@ def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
         )
 
 
-PERIOD_S = 1.0
-"""Seconds between two looks at the log of a run."""
+PERIOD_S = 1.0  # seconds between two looks at the log of a run
 
 
 @click.command()

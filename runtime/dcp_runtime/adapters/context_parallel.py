@@ -269,8 +269,7 @@ def _moved(mod: FlexMaskMod, indices: Tensor, first: int) -> Callable[..., Tenso
     return mask_mod
 
 
-MAX_CHUNKS = 4096
-"""Most chunks; a step of the search compares those of one rank with all."""
+MAX_CHUNKS = 4096  # most chunks; a step of the search compares those of one rank with all
 
 
 def deal_blocks(work: Floats, sees: Bools, num_ranks: int, tolerance: float) -> Ints:

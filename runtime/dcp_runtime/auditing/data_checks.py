@@ -12,10 +12,8 @@ from dcp_runtime.auditing.record import Run, SeenBatch
 
 Bag: TypeAlias = NDArray[np.int64]
 Relation: TypeAlias = Literal["same", "copies", "union", "other", "unseen"]
-CLEAR = 0.75
-"""Share of the targets that settles how far ahead they are; the ends of sequences miss."""
-FEW = 8
-"""So many targets say nothing."""
+CLEAR = 0.75  # share of the targets that settles how far ahead they are; the ends of sequences miss
+FEW = 8  # so many targets say nothing
 
 
 def relate(alone: Run, ranks: Run, step: int) -> Relation:

@@ -9,8 +9,7 @@ from numpy.typing import NDArray
 from dcp_runtime.auditing.findings import AuditFinding, note, right
 from dcp_runtime.auditing.record import Run
 
-SAME = 2e-3
-"""Relative difference up to which two divisors are the same."""
+SAME = 2e-3  # relative difference up to which two divisors are the same
 
 
 def check_loss(run: Run, step: int, *, are_copies: bool) -> AuditFinding:

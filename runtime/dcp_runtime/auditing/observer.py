@@ -46,8 +46,7 @@ from dcp_runtime.errors import RunError
 
 MOST_ELEMENTS = 1 << 26
 """Most elements of a model's parameters: several copies are kept, on every rank."""
-DATA_STEPS = 64
-"""Steps whose data alone is recorded, behind those whose gradients are."""
+DATA_STEPS = 64  # steps whose data alone is recorded, behind those whose gradients are
 _WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"}
 _LIBRARIES = (
     *{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")},

@@ -30,8 +30,7 @@ class AuditOrder:
     ranks: int = 2
     steps: int = 2
     alone: tuple[str, ...] | None = None
-    timeout_s: float = 300.0
-    """Seconds that a run may take."""
+    timeout_s: float = 300.0  # seconds that a run may take
 
 
 def audit_script(order: AuditOrder) -> list[AuditFinding]:

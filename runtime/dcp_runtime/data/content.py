@@ -25,8 +25,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import SAME_ROWS
 from dcp_runtime.transport.group_store import SERVER, open_store
 
-SHOWN_ROWS = 8
-"""Rows whose numbers a message shows."""
+SHOWN_ROWS = 8  # rows whose numbers a message shows
 
 SAMPLED_ROWS = 16
 """Rows whose tokens and masks stand for those of a data set, from the first to the last."""
@@ -211,8 +210,7 @@ class DataIdentity:
         return f"{line} in epoch {epoch}, step {step} of the data set {data}"
 
 
-TIMEOUT_S = 60.0
-"""How long the store may take to answer."""
+TIMEOUT_S = 60.0  # how long the store may take to answer
 
 
 def is_known(planning: Planning, replicas: Replicas) -> bool:

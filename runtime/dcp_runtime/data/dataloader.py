@@ -113,7 +113,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         # Where all rows have targets but those of one replica, its first rank says so.
         is_first_own = replicas.device % replicas.context_ranks == 0
         self._count = TargetCount(replicas.replica, is_first, is_first_own)
-        targets = TargetFinder(rows, self.screening, is_first, is_first, self._count)
+        targets = TargetFinder(rows, self.screening, self._count, is_first, is_first)
         self._plans = make_plan_source(look_ahead, replicas)
         self._waiting: deque[DealingWindow] = deque()
         self._progress = Progress()
@@ -179,11 +179,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._progress.chosen = load_state(state, self._identity, self._dealing)
 
     def __enter__(self) -> Self:
-        """Return the loader, which closes where the block ends."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     def close(self) -> None:

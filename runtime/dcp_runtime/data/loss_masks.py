@@ -38,8 +38,7 @@ IGNORE_LABEL = -100
 FEW_ROWS = 8
 """Rows in which a column of another name must look like a loss mask before the loader says so."""
 
-FEW_TOKENS = 3
-"""Fewest tokens of a run of ones, in the mean, for that."""
+FEW_TOKENS = 3  # fewest tokens of a run of ones, in the mean, for that
 
 logger = logging.getLogger(__name__)
 
@@ -156,25 +155,17 @@ def unchecked(name: str) -> str:
 class LikelyMasks:
     """Warn once of a column of unknown name that looks like a loss mask, over the rows so far."""
 
+    settled: set[str] = field(default_factory=set)  # columns that are none, or are told
     _rows: dict[str, set[int]] = field(default_factory=dict)
-    _settled: set[str] = field(default_factory=set)
-
-    def is_settled(self, name: str) -> bool:
-        """Return whether the column is none, or is told."""
-        return name in self._settled
-
-    def settle(self, name: str) -> None:
-        """Take the column for none."""
-        self._settled.add(name)
 
     def see(self, number: int, name: str, values: Values | None) -> bool:
         """Judge the column in a row; return whether it is to be told now."""
         # A loss mask begins with 0, as a prompt does, and holds runs of tokens. A row in which all
         # tokens count, or none, says nothing.
-        if name in self._settled:
+        if name in self.settled:
             return False
         if values is None or not np.isin(values, (0, 1)).all():
-            self.settle(name)
+            self.settled.add(name)
             return False
         changes = int(np.count_nonzero(values[1:] != values[:-1]))
         if not changes:
@@ -185,7 +176,7 @@ class LikelyMasks:
         rows.add(number)
         is_found = values[0] == 0 and has_runs and len(rows) >= FEW_ROWS
         if is_found or values[0] or not has_runs:
-            self.settle(name)
+            self.settled.add(name)
         return bool(is_found)
 
 

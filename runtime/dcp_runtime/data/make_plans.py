@@ -45,8 +45,7 @@ from dcp_runtime.data.planner_pool import (
 from dcp_runtime.plans.batch_plans import plan_facts
 from dcp_runtime.run_log.records import PlanFacts
 
-MOST_LAYERS = 4096
-"""Layers after which the cycles of a batch have to repeat."""
+MOST_LAYERS = 4096  # layers after which the cycles of a batch have to repeat
 Slot: TypeAlias = tuple[int, ...]
 """For every sequence of a batch the number of the mask that it has in some layer."""
 Forms: TypeAlias = Mapping[int, Form]
@@ -306,8 +305,7 @@ def truncate_slabs(slabs: Slabs, num_tokens: int) -> Slabs:
     return Slabs(num_tokens, *ends, *slopes)
 
 
-TILE = 64
-"""Rows of a mask without ranges that are evaluated at once, in tiles of as many keys."""
+TILE = 64  # rows of a mask without ranges that are evaluated at once, in tiles of as many keys
 
 
 def hidden_and_seen(sequences: Sequence[Iterable[Form]]) -> tuple[Runs, Runs]:

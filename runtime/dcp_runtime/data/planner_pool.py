@@ -25,8 +25,7 @@ from dcp_runtime.run_log.records import PlanFacts
 # Defined here because planner processes use it, too, and do not load torch.
 SKIP_HINT = "policy='skip' leaves such rows out and counts them"
 
-Runs: TypeAlias = tuple[tuple[int, int], ...]
-"""Half-open runs of packed positions, rising."""
+Runs: TypeAlias = tuple[tuple[int, int], ...]  # half-open runs of packed positions, rising
 
 MOST_FAILED_STARTS = 2
 """Processes in a row that end before they are ready; after that, none is started any more."""

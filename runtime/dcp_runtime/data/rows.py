@@ -22,16 +22,14 @@ MaskFunction: TypeAlias = Spec | Mask | Stack | Callable[[Row], Mask | Stack]
 Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
 """Maps the number and the columns of a row to its mask or stack of masks, and to its sample."""
 
-ROWS_OF_A_TABLE = 1024
-"""Rows of a Hugging Face data set whose lengths are read at once."""
+ROWS_OF_A_TABLE = 1024  # rows of a Hugging Face data set whose lengths are read at once
 
 
 class RowError(DatasetError):
     """A row without usable tokens, which a policy may leave out."""
 
 
-TokensRead: TypeAlias = Tokens | RowError
-"""The tokens of a row, or why it has none."""
+TokensRead: TypeAlias = Tokens | RowError  # the tokens of a row, or why it has none
 
 
 def token_columns(name: str | None) -> tuple[str, ...]:

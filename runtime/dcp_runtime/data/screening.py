@@ -14,8 +14,7 @@ from dcp_runtime.data.planner_pool import SKIP_HINT
 
 Reason: TypeAlias = Literal["empty", "too_long", "unfit"]
 
-KEPT_EXAMPLES = 20
-"""Rows left out or cut whose reasons are kept as text."""
+KEPT_EXAMPLES = 20  # rows left out or cut whose reasons are kept as text
 
 SHARES = (0.5, 0.1, 0.01)
 """Shares of the rows seen so far: the loader warns once for each that left-out rows exceed."""

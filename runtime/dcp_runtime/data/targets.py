@@ -20,9 +20,9 @@ class TargetFinder:
 
     rules: RowRules
     screening: Screening
+    count: TargetCount
     says: bool  # of targets left out, until it has
     says_seen: bool  # of targets that their predictor sees, until it has
-    count: TargetCount
 
     def find(self, sequences: Sequence[PackedSequence], planned: PlanReply) -> tuple[Ints, ...]:
         """Return the positions of the targets of each sequence, of at least one."""
@@ -67,22 +67,34 @@ class TargetFinder:
         number = np.searchsorted(ends, left_out, side="right")
         for index, count in zip(*np.unique(number, return_counts=True), strict=True):
             self.screening.leave_out_targets(sequences[index].row, int(count))
-        if self.says and self.rules.hidden_targets == "warn":
-            self.says = False
-            first = sequences[number[0]]
-            # The place of the token in its own row.
-            self._say(share, first, int(left_out[0] - ends[number[0]]) + len(first.tokens))
+        if not self.says or self.rules.hidden_targets != "warn":
+            return
+        self.says = False
+        row, token, masks = _place(sequences, int(left_out[0]))
+        positions = (
+            "; position ids count on through the row, position_column= gives others"
+            if self.rules.position_column is None
+            else ""
+        )
+        # Up through `find`, `take` and `_epoch` to the line of the training loop.
+        warnings.warn(
+            f"{share} of a batch are left out: these tokens do not see the token before them, "
+            f"which would have to predict them. The first is token {token} of row {row}, "
+            f"which does not see token {token - 1} under {masks}. Say what is meant with RowRules: "
+            "hidden_targets='leave_out' leaves them out silently, 'keep' trains on them; a "
+            f"labels column with {IGNORE_LABEL}, or a loss_column with 0, leaves single tokens out"
+            f"{positions}. The loader says this once; loader.screening.hidden_targets counts on",
+            UserWarning,
+            stacklevel=5,
+        )
 
     def _say_seen(self, sequences: Sequence[PackedSequence], seen: Ints, share: str) -> None:
-        ends = np.cumsum([len(sequence.tokens) for sequence in sequences])
-        first = sequences[number := int(np.searchsorted(ends, seen[0], side="right"))]
-        token = int(seen[0] - ends[number]) + len(first.tokens)
-        masks = ", ".join(f"`{mask.name}`" for mask in first.masks)
-        # Up through `find`, `take` and `_epoch` to the line of the training loop.
+        row, token, masks = _place(sequences, int(seen[0]))
+        # As in `_record`.
         warnings.warn(
             f"{share} of a batch are seen by the token that predicts them: the model can copy "
             f"them, and its loss falls though it learns nothing. The first is token {token} of row "
-            f"{first.row}, which token {token - 1} sees under {masks}. Leave such targets out with "
+            f"{row}, which token {token - 1} sees under {masks}. Leave such targets out with "
             f"a loss_column with 0 or a labels column with {IGNORE_LABEL}, or take a mask under "
             "which these tokens see no later ones; where it is meant, as in masked-language-model "
             "training on labels of your own, nothing is to be done. The loader says this once",
@@ -90,21 +102,10 @@ class TargetFinder:
             stacklevel=5,
         )
 
-    def _say(self, share: str, sequence: PackedSequence, token: int) -> None:
-        masks = ", ".join(f"`{mask.name}`" for mask in sequence.masks)
-        positions = (
-            "; position ids count on through the row, position_column= gives others"
-            if self.rules.position_column is None
-            else ""
-        )
-        # Up through `_record`, `find`, `take` and `_epoch` to the line of the training loop.
-        warnings.warn(
-            f"{share} of a batch are left out: these tokens do not see the token before them, "
-            f"which would have to predict them. The first is token {token} of row {sequence.row}, "
-            f"which does not see token {token - 1} under {masks}. Say what is meant with RowRules: "
-            "hidden_targets='leave_out' leaves them out silently, 'keep' trains on them; a "
-            f"labels column with {IGNORE_LABEL}, or a loss_column with 0, leaves single tokens out"
-            f"{positions}. The loader says this once; loader.screening.hidden_targets counts on",
-            UserWarning,
-            stacklevel=6,
-        )
+
+def _place(sequences: Sequence[PackedSequence], position: int) -> tuple[int, int, str]:
+    """Return the row of a packed position, the token in that row, and the row's masks in words."""
+    ends = np.cumsum([len(sequence.tokens) for sequence in sequences])
+    own = sequences[number := int(np.searchsorted(ends, position, side="right"))]
+    token = position - int(ends[number]) + len(own.tokens)
+    return own.row, token, ", ".join(f"`{mask.name}`" for mask in own.masks)

@@ -42,8 +42,7 @@ from dcp_runtime.errors import RunError
 TOKENS_AND_LABELS = ("tokens", "input_ids", "labels")
 """Columns that hold token ids, also where another one is read."""
 
-SHOWN = 8
-"""Lengths of documents that a message shows."""
+SHOWN = 8  # lengths of documents that a message shows
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +121,7 @@ class UnreadColumns:
         """Return whether neither the name of a column says something nor what it held so far."""
         if kind_by_name(name) or role_by_name(name):
             return False
-        is_judged = name in self._no_labels and self._likely.is_settled(name)
+        is_judged = name in self._no_labels & self._likely.settled
         return is_of_other_things(name) or (is_judged and not self._bits.get(name))
 
     def _check_column(self, name: str, column: Any, read: ReadRow) -> None:
@@ -178,7 +177,7 @@ class UnreadColumns:
                 if not read.has(begins):
                     raise _refusal(name, kind, "content", begins, read, integers)
         if not read.counted.all():  # else the columns that are read say what counts
-            self._likely.settle(name)
+            self._likely.settled.add(name)
         flags = values if values.shape == (length,) else None
         if self._likely.see(read.number, name, flags) and self.says:
             tell_mask(name, values)

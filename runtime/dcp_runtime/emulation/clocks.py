@@ -20,8 +20,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.transport.recorder import HostClock
 from dcp_runtime.transport.transport import Parcel
 
-POLL_S = 0.2
-"""Seconds between looks whether the run has been stopped."""
+POLL_S = 0.2  # seconds between looks whether the run has been stopped
 
 
 class Stopped(Exception):

@@ -26,12 +26,10 @@ from dcp_runtime.plans.device_plan import DevicePlan, outline_device
 from dcp_runtime.transport.recorder import Recorder, merge_timelines
 from dcp_runtime.transport.transport import without_overlap
 
-MOST_DEVICES = 32
-"""Most devices that are emulated; two cores carry them."""
+MOST_DEVICES = 32  # most devices that are emulated; two cores carry them
 MOST_DILATION = 1e6
 REPEATS = 3
-MOST_HOST_SHARE = 0.05
-"""Share of the measured time that the host may add."""
+MOST_HOST_SHARE = 0.05  # share of the measured time that the host may add
 _AIMED_SHARE = 0.04  # of the host's own work in a run; it adds a fraction of that to the time
 _MOST_TRIALS = 3
 _DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
@@ -153,7 +151,8 @@ def emulate_plan(
     run_once(ready, None)
     host_s = time.process_time() - begin_s  # without what the first run compiled and loaded
     virtual_s = virtual.seconds()
-    chosen = dilation or _dilation_for(host_s, virtual_s)
+    wanted = host_s / _AIMED_SHARE / max(virtual_s, 1e-9)
+    chosen = dilation or float(min(max(1.0, float(f"{wanted:.1g}")), MOST_DILATION))
     trials = 1 if dilation is not None else _MOST_TRIALS
     while True:
         found = _repeat(ready, chosen, say)
@@ -167,11 +166,6 @@ def emulate_plan(
             return result
         say(f"this machine added {result.host_share:.0%}: again, more slowly")
         chosen *= 2.5
-
-
-def _dilation_for(host_s: float, virtual_s: float) -> float:
-    wanted = host_s / _AIMED_SHARE / max(virtual_s, 1e-9)
-    return float(min(max(1.0, float(f"{wanted:.1g}")), MOST_DILATION))
 
 
 def _repeat(ready: ReadyPlan, dilation: float, say: Callable[[str], None]) -> list[Trace]:

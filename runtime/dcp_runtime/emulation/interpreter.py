@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 import torch
@@ -94,8 +95,7 @@ class EmulatedInterpreter(Interpreter):
         duration, start = next(self._durations), self._start()
         match instruction:
             case Attention():
-                assert isinstance(self.transport, EmulatedTransport)
-                if self.transport.under_way:
+                if cast(EmulatedTransport, self.transport).under_way:
                     duration = int(np.ceil(duration * self.slowdown))
                 self.clock.sleep(duration)
                 self._note(current, "attention", start, instruction.division)

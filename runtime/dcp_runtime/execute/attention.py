@@ -240,7 +240,6 @@ class LayerPlan:
     number: int  # tells ranks that run different layers apart
 
     def __getattr__(self, name: str) -> Any:  # Any: whatever the plan has
-        """Return what the plan has by this name."""
         if name == "plan":  # compilers look at objects that have no fields yet
             raise AttributeError(name)
         return getattr(self.plan, name)

@@ -10,16 +10,11 @@ Source: binned sums, after Demmel and Nguyen, Parallel Reproducible Summation (2
 import torch
 from torch import Tensor
 
-BITS = 18
-"""Bits of a digit. An int32 holds the digits of 2**13 terms of each sign and more."""
-_EMPTY = 0
-"""Place of a row without terms, of zeros only: its state is all zeros."""
-_ORIGIN = 256
-"""Place of the numbers around 1."""
-_LOST = 1 << 20
-"""Place of a row with a term that is not finite; it becomes NaN."""
-_LEAST = -56
-"""Least place, where float64 still holds the factor of a digit; smaller terms are 0."""
+BITS = 18  # bits of a digit. An int32 holds the digits of 2**13 terms of each sign and more
+_EMPTY = 0  # place of a row without terms, of zeros only: its state is all zeros
+_ORIGIN = 256  # place of the numbers around 1
+_LOST = 1 << 20  # place of a row with a term that is not finite; it becomes NaN
+_LEAST = -56  # least place, where float64 still holds the factor of a digit; smaller terms are 0
 
 
 def digits_of(dtype: torch.dtype) -> int:

@@ -149,7 +149,6 @@ class DCPExecutor:
             )
 
     def __enter__(self) -> Self:
-        """Return the executor, which closes where the block ends."""
         return self
 
     def __exit__(
@@ -356,7 +355,8 @@ class DCPExecutor:
                 self._transport.catch_up()
                 self._batches.check_waiting(0)
                 if is_first:
-                    self._compare_last_layers()
+                    layers = self._batches.take_layers()
+                    self._transport.compare_with_first(_LAYERS, layers, "closing the executor")
         except Exception as error:
             if not isinstance(error, PeerError):
                 self._transport.report("closing its executor", None, error)
@@ -365,10 +365,6 @@ class DCPExecutor:
             self._transport.leave(f"closed its executor after {self._batches.latest}")
             self._transport.close()
         self._batches.check_unused()
-
-    def _compare_last_layers(self) -> None:
-        layers = self._batches.take_layers()
-        self._transport.compare_with_first(_LAYERS, layers, "closing the executor")
 
 
 def mask_of(plan: Plan | PlanPart, number: int) -> str:

@@ -20,8 +20,7 @@ from dcp_runtime.transport.group_store import Group, process_group
 BUCKET = 1 << 24
 """Elements of gradients that travel together: few messages, and little memory for the copy."""
 _SWITCHES = ("set_gradient_divide_factor", "set_force_sum_reduction_for_comms")
-_summing = weakref.WeakSet[torch.nn.Module]()
-"""FSDP modules that sum already."""
+_summing = weakref.WeakSet[torch.nn.Module]()  # FSDP modules that sum already
 
 
 def sum_gradients(

@@ -15,8 +15,7 @@ from dcp_dsl import Mask, Reach, Sample, Spec
 from dcp_planner import Plan
 from dcp_runtime.errors import RunError
 
-Bound: TypeAlias = tuple[Mask, Sample]
-"""The mask of a sequence, and the columns of that sequence."""
+Bound: TypeAlias = tuple[Mask, Sample]  # the mask of a sequence, and the columns of that sequence
 
 
 class LayerLimits(NamedTuple):
@@ -30,7 +29,6 @@ class LayerLimits(NamedTuple):
     tokens: int = 0  # most tokens of a batch
 
     def __str__(self) -> str:
-        """Name the window and the chunks."""
         window = f"a window of {self.window} tokens" if self.window else ""
         chunk = f"chunks of {self.chunk} tokens" if self.chunk else ""
         return " and ".join(filter(None, (window, chunk))) or "bidirectional attention"

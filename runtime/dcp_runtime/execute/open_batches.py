@@ -14,10 +14,8 @@ import torch
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.prepared_plan import PreparedBatch
 
-TRACED_BATCHES = 16
-"""The first batches of an executor, whose events are recorded in any case."""
-LONGEST_LINE = 1000
-"""Characters of a line that names layers; a checksum stands for the rest."""
+TRACED_BATCHES = 16  # the first batches of an executor, whose events are recorded in any case
+LONGEST_LINE = 1000  # characters of a line that names layers; a checksum stands for the rest
 
 NONE_PREPARED = "no plan is prepared; call executor.prepare(plan) before the first layer"
 _GIVE_THE_PLAN = (

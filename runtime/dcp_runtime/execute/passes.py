@@ -26,8 +26,7 @@ from dcp_runtime.plans.transfers import Bundle, Transfer, merged_rows
 
 Keys: TypeAlias = Tensor | tuple[Tensor, Tensor]
 """kv ``[T, 2, Hkv, D]``, or k and v, ``[T, Hkv, D]`` each."""
-Finishes: TypeAlias = frozenset[TransferKind]
-"""Sums that a kernel begins and ends itself."""
+Finishes: TypeAlias = frozenset[TransferKind]  # sums that a kernel begins and ends itself
 
 
 def working_buffer(own: Tensor, receive_rows: int) -> Tensor | None:

@@ -22,8 +22,7 @@ from dcp_runtime.transport.transport import Transport
 
 SLOTS = 64
 """Batches whose totals lie in the group's store at once; later batches overwrite them in turn."""
-LONGEST_WAIT_S = 5.0
-"""How long the thread of the log waits for the totals of the other ranks."""
+LONGEST_WAIT_S = 5.0  # how long the thread of the log waits for the totals of the other ranks
 
 logger = logging.getLogger(__name__)
 

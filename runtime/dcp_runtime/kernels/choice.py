@@ -13,10 +13,8 @@ from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel, flash4_refusal,
 from dcp_runtime.kernels.kernel import Kernel, ReferenceKernel, TensorKind
 from dcp_runtime.plans.device_plan import DevicePlan
 
-KERNELS = ("triton", "flash4", "flash", "cpu", "reference")
-"""In order of preference."""
-COMPARED = ("triton", "flash4")
-"""Kernels whose predicted times decide between them."""
+KERNELS = ("triton", "flash4", "flash", "cpu", "reference")  # in order of preference
+COMPARED = ("triton", "flash4")  # kernels whose predicted times decide between them
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # As `Kernel.segment_rows` of the classes; that of Triton loads only where it is installed.

@@ -22,8 +22,7 @@ class _Speed(NamedTuple):
 # The ratio of times is lower: by count, tensor cores take longer for a whole tile than its other
 # instructions do, and less long for a tile at an edge; the longer ones are 1.6 apart.
 _SPEEDS = {"triton": _Speed(0.9, 0.55, 2.3), "flash4": _Speed(1.7, 1.8, 1.0)}
-_LAUNCH_S = 5e-6
-"""Seconds to launch a kernel, where the cluster names none."""
+_LAUNCH_S = 5e-6  # seconds to launch a kernel, where the cluster names none
 _COPY_BYTES_PER_S = 2e12
 _GATHER_BYTES = 15
 """Bytes read and written per number of a row that is gathered: inputs, and sums by index."""
@@ -39,7 +38,6 @@ class Cost:
     work: Work
 
     def __str__(self) -> str:
-        """Return the seconds and the work as text."""
         w = self.work
         rows = f", {w.q_rows + w.kv_rows:,} rows gathered" if w.q_rows + w.kv_rows else ""
         return (

@@ -210,8 +210,7 @@ def _add(total: Tensor, rows: Rows, part: Tensor) -> None:
         total.index_add_(0, rows, part.to(total.dtype))
 
 
-HEAD_DIMS_TO = 128
-"""Largest head of which every device takes dlse; some devices take larger heads."""
+HEAD_DIMS_TO = 128  # largest head of which every device takes dlse; some devices take larger heads
 OLDEST = 36
 """Oldest beta to use: earlier ones sometimes give wrong gradients on compute capability 9."""
 

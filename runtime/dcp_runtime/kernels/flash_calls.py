@@ -24,8 +24,7 @@ MAX_SEGMENTS = 512
 """Most segments of a call: backward takes float32 room for whole tiles of each, 2 MiB with 32 query
 and 8 key heads of 128."""
 
-Rows = Tensor | slice
-"""Rows of a buffer: a slice where they lie in order, else their index."""
+Rows = Tensor | slice  # rows of a buffer: a slice where they lie in order, else their index
 NO_ROW = slice(0, 0)
 
 

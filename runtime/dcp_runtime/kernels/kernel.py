@@ -121,8 +121,7 @@ class TensorKind:
     device: torch.device
     head_dim: int
     softcap: float | None = None
-    group: int = 1
-    """Query heads of a kv head."""
+    group: int = 1  # query heads of a kv head
 
     def __str__(self) -> str:
         capped = "" if self.softcap is None else f" with soft cap {self.softcap:g}"
@@ -141,7 +140,6 @@ class Work:
     merged: int = 0  # rows whose results other kernels add to the sums
 
     def __add__(self, other: "Work") -> "Work":
-        """Return both together."""
         return Work(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
@@ -153,8 +151,7 @@ class Kernel(ABC):
     """Query rows per segment that it computes fastest; it takes segments of any size."""
     finishes: frozenset[TransferKind] = frozenset()
     """Results of own rows that it begins and ends where a table opens and closes them."""
-    keeps_bits = False
-    """True if the bits of a piece in an ordered table depend on that piece alone."""
+    keeps_bits = False  # true if the bits of a piece in an ordered table depend on that piece alone
 
     def load(
         self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind

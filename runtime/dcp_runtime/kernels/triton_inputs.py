@@ -21,12 +21,9 @@ from dcp_dsl.arrays import Indices, Ints, expand
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
-ALIGNMENT = 16
-"""Bytes; an array of any element type may begin at a multiple of it."""
-_BEYOND = np.iinfo(np.int32).max
-"""A number above all keys and chunks."""
-OPENS, CLOSES = 1, 2
-"""Bits of a segment: its sums begin with this table; they end with it."""
+ALIGNMENT = 16  # bytes; an array of any element type may begin at a multiple of it
+_BEYOND = np.iinfo(np.int32).max  # a number above all keys and chunks
+OPENS, CLOSES = 1, 2  # bits of a segment: its sums begin with this table; they end with it
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8}
 
 

@@ -35,8 +35,7 @@ LENGTHS = (256, 512, 1024, 2048)
 MESSAGE_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 MESSAGE_COUNTS = (1, 8)
 REPEATS = 5
-MOST_NOISE = 0.2
-"""Relative spread of repeated measurements above which a machine counts as busy."""
+MOST_NOISE = 0.2  # relative spread of repeated measurements above which a machine counts as busy
 WORLD_TIMEOUT_S = 120.0
 KERNEL_TILE = 256
 """Query rows that the CPU kernel computes at once, with the keys up to the last row's diagonal."""

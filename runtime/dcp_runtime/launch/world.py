@@ -17,11 +17,8 @@ WorldTransport: TypeAlias = Literal["gloo", "nccl", "loopback"]
 
 STARTUP_S = 60.0
 """Extra seconds that a silent process gets before its first sign of life: it imports torch."""
-GRACE_S = 3.0
-"""Seconds in which the other ranks may report their view of a first failure."""
-ENTRY = "dcp_runtime.launch.worker:start"
-"""Starts a rank; the arguments are its place in the world."""
-
+GRACE_S = 3.0  # seconds in which the other ranks may report their view of a first failure
+ENTRY = "dcp_runtime.launch.worker:start"  # starts a rank; the arguments are its place in the world
 _Answer = tuple[dict[str, Any], bytes]  # Any: JSON values
 
 
@@ -191,10 +188,10 @@ class ProcessWorld:
 
     def _silent_error(self, member: _Rank) -> RunError:
         limit = f"within {self.timeout_s:g} s"
-        rank, division, what = member.number, None, f"no sign of life {limit}"
-        if member.doing is not None:
-            rank, division = member.busy_rank, member.division
-            what = f"no progress {limit} in {member.doing}"
+        rank, division = member.busy_rank, member.division
+        what = f"no progress {limit} in {member.doing}"
+        if member.doing is None:
+            rank, division, what = member.number, None, f"no sign of life {limit}"
         return RunError(f"rank {rank} stalled: {what}", rank=rank, division=division)
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ from dcp_planner.tables import (
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.own_sums import Merge, OwnSums, mark_tables
 from dcp_runtime.plans.tile_pieces import TilePieces, cut_pieces
-from dcp_runtime.plans.tile_table import TableBuilder, TileTable
+from dcp_runtime.plans.tile_table import AddsTo, TableBuilder, TileTable
 from dcp_runtime.plans.transfers import Bundle, Transfer, bundle
 
 
@@ -252,7 +252,8 @@ def _direction_plan(
     attends = [step.tiles for step in program if isinstance(step, Attention)]
     sums: Mapping[TransferKind, OwnSums]
     if plan.is_reproducible:
-        tables = [_ordered(builder, items, direction) for items in attends]
+        ways: tuple[AddsTo, ...] = ("both",) if direction == "forward" else ("dq", "dkv")
+        tables = [tuple(t for w in ways for t in builder.build_ordered(i, w)) for i in attends]
         sums = dict.fromkeys(TransferKind, OwnSums.of_all(num_local))
     else:
         built = [builder.build(items) for items in attends]
@@ -268,15 +269,6 @@ def _direction_plan(
         for step in program
     )
     return DirectionPlan(receive_rows, tuple(steps), sums)
-
-
-def _ordered(
-    builder: TableBuilder, tiles: tuple[int, ...], direction: Direction
-) -> tuple[TileTable, ...]:
-    """Build the tables of an instruction of a reproducible plan."""
-    if direction == "forward":
-        return tuple(builder.build_ordered(tiles, "both"))
-    return (*builder.build_ordered(tiles, "dq"), *builder.build_ordered(tiles, "dkv"))
 
 
 def _merges(

@@ -15,8 +15,7 @@ from dcp_dsl.arrays import Bools, Ints
 from dcp_planner import Direction, TransferKind
 from dcp_runtime.plans.tile_table import TileTable
 
-MAX_GAPS = 8
-"""Most runs of rows that are cleared or converted one by one; of more, all rows are."""
+MAX_GAPS = 8  # most runs of rows that are cleared or converted one by one; of more, all rows are
 _NEVER = np.iinfo(np.int64).max
 _NO_ROW: Ints = np.zeros((2, 0), np.int64)
 """A span without intervals; a span is int64 ``[2, N]``, starts and ends of intervals."""

@@ -26,8 +26,7 @@ from dcp_runtime.probing.units import Unit, find_units
 Batch: TypeAlias = Tensor | tuple[Any, ...] | dict[str, Any]  # Any: whatever a model takes
 Written: TypeAlias = Mask | Stack | Bools | Sequence[Bools | None]
 
-DRAWS = 8
-"""A pair is hidden if so many draws of random inputs, too, do not show it."""
+DRAWS = 8  # a pair is hidden if so many draws of random inputs, too, do not show it
 
 MOST_TOLD = 8
 

@@ -89,10 +89,8 @@ def _package(module: str, name: str) -> Any:  # Any: a module without types
         raise RunError(f"this sink needs {name}, which is missing: pip install {name}") from error
 
 
-MOST_WAITING = 256
-"""Steps that wait for the thread; further steps are dropped and counted."""
-MOST_TAIL_BYTES = 1 << 16
-"""Bytes at the end of a file that are searched for its last record."""
+MOST_WAITING = 256  # steps that wait for the thread; further steps are dropped and counted
+MOST_TAIL_BYTES = 1 << 16  # bytes at the end of a file that are searched for its last record
 
 logger = logging.getLogger(__name__)
 

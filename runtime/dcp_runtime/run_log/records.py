@@ -23,9 +23,7 @@ from dcp_planner.model import is_of_another_machine
 from dcp_runtime.errors import RunError
 
 SCHEMA = "dcp.run_log/1"
-SUFFIX = ".dcprun.jsonl"
-"""Ends the names of logs."""
-
+SUFFIX = ".dcprun.jsonl"  # ends the names of logs
 StepRecord: TypeAlias = dict[str, Any]  # Any: fit for JSON
 
 NUMBERS = (
@@ -37,8 +35,7 @@ NUMBERS = (
 TEXTS = ("name", "digest", "cause", "why", "trace", "cluster", "machine")
 """Texts of a record; `cluster` is what the plans were made for, `machine` what computed them."""
 
-EVEN = 1.05
-"""Ranks that compute at most this much longer than their mean count as equally long."""
+EVEN = 1.05  # ranks that compute at most this much longer than their mean count as equally long
 
 
 class RankTotals(NamedTuple):
@@ -155,16 +152,13 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else 1.0
 
 
-MOST_RECORDS = 200_000
-"""Steps that are kept; older steps are forgotten."""
+MOST_RECORDS = 200_000  # steps that are kept; older steps are forgotten
 MOST_LINE_BYTES = 8192
 MOST_TEXT = 160
-MOST_OLDER = 9
-"""Largest number of an older file of a rotated log that is read."""
+MOST_OLDER = 9  # largest number of an older file of a rotated log that is read
 CHUNK_BYTES = 1 << 20
 MOST_TRACED = 64
-RECENT = 50
-"""Steps that `summary` takes medians over."""
+RECENT = 50  # steps that `summary` takes medians over
 
 
 class RunHistory:

@@ -24,8 +24,7 @@ from dcp_runtime.transport.group_store import SERVER, DeadlineStore
 
 _Answer = TypeVar("_Answer")
 
-GRACE_S = 1.5
-"""Seconds that a living rank gets to write its status before its silence counts."""
+GRACE_S = 1.5  # seconds that a living rank gets to write its status before its silence counts
 SAME_BATCHES = (
     "give every rank the same rows, or let all ranks leave the loop over their batches after the "
     "same one"

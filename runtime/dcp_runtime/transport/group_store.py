@@ -25,8 +25,7 @@ Group: TypeAlias = dist.ProcessGroup | DeviceMesh
 _Call: TypeAlias = "tuple[Callable[[], Any], Future[Any]]"
 """A call for the thread that talks to the store, and the place of its answer."""
 
-POST_S = 1.0
-"""Seconds that a note to other ranks gets to be written, before its sender goes on."""
+POST_S = 1.0  # seconds that a note to other ranks gets to be written, before its sender goes on
 SERVER = "the process that serves it: often rank 0, or torchrun on the first node"
 """Ends messages about a lost store."""
 

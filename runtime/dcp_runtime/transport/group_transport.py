@@ -18,8 +18,7 @@ from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.transport import Transport
 
-POLL_S = 0.25
-"""Seconds between looks at the failure registry while waiting for a message."""
+POLL_S = 0.25  # seconds between looks at the failure registry while waiting for a message
 MAX_CTAS = 8
 """Most multiprocessors that messages of an NCCL group take from kernels that compute meanwhile; the
 variable NCCL_MAX_CTAS overrides this number (LOG.md)."""

@@ -27,8 +27,7 @@ from dcp_runtime.transport.transport import Parcel, Transport
 
 Result = TypeVar("Result")
 POLL_S = 0.05
-GRACE_S = 3.0
-"""Seconds beyond the timeout that ranks get to end after one has failed."""
+GRACE_S = 3.0  # seconds beyond the timeout that ranks get to end after one has failed
 
 
 @dataclass(slots=True)

@@ -29,10 +29,8 @@ from dcp_runtime.transport.group_transport import (
 from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
 from dcp_runtime.transport.transport import Parcel
 
-NAP_S = 200e-6
-"""Seconds between looks at a batch: so exact are the ends of messages in a trace."""
-ABORT_S = 5.0
-"""Seconds that communicators get to end."""
+NAP_S = 200e-6  # seconds between looks at a batch: so exact are the ends of messages in a trace
+ABORT_S = 5.0  # seconds that communicators get to end
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +89,10 @@ class NcclTransport(GroupTransport):
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, timeout_s)
-        self._groups = self._make_groups()
+        # Waits on the GPU end the process, at a limit longer than ours: it counts from the start of
+        # a message, ours from the wait for it.
+        limit_s = 2 * timeout_s + 60
+        self._groups = [make_group(self._ranks, "nccl", limit_s) for _ in ("inputs", "results")]
         self._control = make_group(self._ranks, "gloo", timeout_s)
         for made in self._groups:  # NCCL wants all ranks in the first operation of a communicator
             dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
@@ -101,10 +102,6 @@ class NcclTransport(GroupTransport):
         self._latest: threading.Event | None = None  # the end of the last message watched
         self._is_over = threading.Event()  # nothing is watched any more
         self._blaming = threading.Lock()  # the thread and a call may notice one failure at a time
-
-    def _make_groups(self) -> list[dist.ProcessGroup]:
-        limit_s = last_limit_s(self._timeout_s)
-        return [make_group(self._ranks, "nccl", limit_s) for _ in ("inputs", "results")]
 
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Start all parcels in order, those of one division and hop as one batch."""
@@ -297,12 +294,6 @@ def allow_captures() -> None:
     thread_local = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
     with suppress(OSError):  # there is no driver
         ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
-
-
-def last_limit_s(timeout_s: float) -> float:
-    """Return the time limit of waits on the GPU, which end the process: longer than our limit."""
-    # It counts from the start of a message, our limit from the wait for it.
-    return 2 * timeout_s + 60
 
 
 def _batch_of(parcel: Parcel) -> tuple[bool, int, int]:

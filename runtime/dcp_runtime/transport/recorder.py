@@ -50,10 +50,8 @@ class HostClock:
         return False
 
 
-HOP_MS = 1000.0
-"""Longest time between two events that CUDA tells to a tenth of a microsecond."""
-TIES = 3
-"""Events of which the fastest ties the device's time to the host's."""
+HOP_MS = 1000.0  # longest time between two events that CUDA tells to a tenth of a microsecond
+TIES = 3  # events of which the fastest ties the device's time to the host's
 
 
 class StreamClock(HostClock):
@@ -161,8 +159,7 @@ class Activity(NamedTuple):
         return f"{what} in division {self.division} of {self.direction}"
 
 
-MAX_EVENTS = 2**18
-"""Events that a recorder keeps: some 4,000 layers of a plan with 65 events each."""
+MAX_EVENTS = 2**18  # events that a recorder keeps: some 4,000 layers of a plan with 65 events each
 
 
 @dataclass(slots=True)

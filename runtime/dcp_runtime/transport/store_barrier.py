@@ -22,8 +22,7 @@ from dcp_runtime.transport.limits import describe_wait
 FIRST_NAP_S, LONGEST_NAP_S = 50e-6, 0.02
 """Pauses between looks at the store, each twice as long as the last: ranks that come together go on
 at once, and a long wait costs the store little."""
-FAN = 16
-"""Children of a rank in the tree: those of rank r are ``FAN * r + 1`` to ``FAN * r + FAN``."""
+FAN = 16  # children of a rank in the tree: those of rank r are ``FAN * r + 1`` to ``FAN * r + FAN``
 
 
 class StoreBarrier:
@@ -187,8 +186,7 @@ class Topic(NamedTuple):
         raise _other(self, place, (odd, values[odd]), (values.index(common), common))
 
 
-_ERROR = "error"
-"""In a note, instead of the place: the rank cannot go on."""
+_ERROR = "error"  # in a note, instead of the place: the rank cannot go on
 _STEP = Topic("step", "all ranks prepare the same plans and run the same layers in the same order")
 
 

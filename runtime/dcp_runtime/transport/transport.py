@@ -188,13 +188,14 @@ def without_overlap(transport: Transport) -> Transport:
     """
     held, start, wait = list[Parcel](), transport.start, transport.wait
 
-    def start_and_wait(_: Sequence[Parcel], direction: Direction) -> None:
+    def start_and_wait(parcels: Sequence[Parcel], direction: Direction) -> None:
         begun = held.copy()
         held.clear()
         start(begun)
-        wait(begun, direction)  # others were waited for before
+        wait(begun, direction)  # of `parcels`, those not held were waited for before
 
-    transport.start, transport.wait = held.extend, start_and_wait  # type: ignore[method-assign]
+    transport.start = held.extend  # type: ignore[method-assign, assignment]
+    transport.wait = start_and_wait  # type: ignore[method-assign]
     return transport
 
 

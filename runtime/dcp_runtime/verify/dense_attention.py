@@ -12,8 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 32 * 1024**2
-"""Largest matrix of scores; about six of them are alive at once."""
+CHUNK_BYTES = 32 * 1024**2  # largest matrix of scores; about six of them are alive at once
 CHUNK_BYTES_16_BIT = 128 * 1024**2
 """The same for 16-bit types: 8,192 tokens fit into one chunk, which rounds their gradients once."""
 

@@ -78,8 +78,7 @@ MaskSource: TypeAlias = Literal["provenance", "slabs"]
 TENSORS = ("out", "dq", "dk", "dv")
 NORM_DEVIATIONS = 2.0
 """Multiple of `RowErrors` that the norm may reach: over one row it is as uncertain as a number."""
-PEAK_DEVIATIONS = 3.0
-"""Multiple of `RowErrors` that the worst of many elements may reach."""
+PEAK_DEVIATIONS = 3.0  # multiple of `RowErrors` that the worst of many elements may reach
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.execute.layer_limits import LayerLimits
 from dcp_runtime.execute.model_checks import check_later
 
-NAME = "dcp"
-"""The name of our attention among the implementations of transformers."""
+NAME = "dcp"  # the name of our attention among the implementations of transformers
 
 _LIMITS, _REFUSAL = "_dcp_limits", "_dcp_refusal"
 """Attributes of an attention module and of a model; copies of a model have them, too."""

@@ -16,8 +16,7 @@ from dcp_runtime.errors import RunError
 
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 """Names, in models or their configs, of the factor of a router's loss."""
-EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k")
-"""Names of how many experts a token chooses."""
+EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k")  # names of how many experts a token chooses
 
 
 def router_loss(

@@ -88,10 +88,8 @@ class EpochBatches(IterableDataset[Any]):  # Any: what the loader gives, or noth
         yield from self._left
 
     def __enter__(self) -> Self:
-        """Return the batches."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the iteration over the loader, wherever it is."""
         if self._left:
             self._left.close()

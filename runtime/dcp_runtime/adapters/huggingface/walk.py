@@ -25,17 +25,10 @@ from torch.utils._pytree import tree_flatten, tree_map
 
 from dcp_runtime.adapters.huggingface.visibility import Predicate, Visibility, visibility_of
 
-TOKENS = 13
-"""Tokens of a call: a prime, so that hardly another size of a tensor is equal to it."""
-
-KEPT, CALLS = (1, 4, 9, 10), 4
-"""Places of the kept tokens in the first call, and number of calls."""
-
-FAR = 2**22
-"""A position beyond those that models are made for."""
-
-LARGEST_ID = 2**15
-"""Token ids of a call are smaller."""
+TOKENS = 13  # tokens of a call: a prime, so that hardly another size of a tensor is equal to it
+KEPT, CALLS = (1, 4, 9, 10), 4  # places of the kept tokens in the first call, and number of calls
+FAR = 2**22  # a position beyond those that models are made for
+LARGEST_ID = 2**15  # token ids of a call are smaller
 
 NOISE = {torch.bfloat16: 3e-2, torch.float16: 1e-2}
 """The largest relative difference of equal tensors; 1e-3 for other dtypes.
@@ -153,8 +146,7 @@ def _hooked(
 
 _Kept: TypeAlias = list[Tensor | None]
 """The kept tokens' part of every tensor; ``None`` for other values."""
-_Call: TypeAlias = tuple[_Kept, _Kept]
-"""Of a module: its inputs and outputs."""
+_Call: TypeAlias = tuple[_Kept, _Kept]  # of a module: its inputs and outputs
 _Positional: TypeAlias = tuple[Module, tuple[Any, ...], dict[str, Any]]
 """A call of a module without weights that takes the positions: its arguments, and named ones."""
 
