@@ -7,6 +7,8 @@ from types import ModuleType
 import dense_oracle
 import pytest
 import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 
 @pytest.fixture
@@ -22,6 +24,22 @@ def nan_in_new_memory():
 def lab() -> ModuleType:
     """Return the oracles and makers of `dense_oracle`."""
     return dense_oracle
+
+
+@pytest.fixture
+def lone_group():
+    """Make this process a process group of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def rank_2_of_4():
+    """Make this process a rank of four, without the others: nothing is sent."""
+    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

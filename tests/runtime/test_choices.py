@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dcp_dsl import pack
 from dcp_planner import Cluster, ModelShape, preset
@@ -115,13 +114,6 @@ def test_a_process_plans_where_a_core_is_left_for_it(
     if local_ranks is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", local_ranks)
     assert LookAhead(**options).num_processes == processes
-
-
-@pytest.fixture
-def rank_2_of_4():
-    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
-    yield
-    dist.destroy_process_group()
 
 
 def replicas_line(packing, planning):

@@ -16,7 +16,6 @@ import loss_parity
 import pytest
 import rollouts
 import torch
-import torch.distributed as dist
 import train_gpt
 
 from dcp_planner import ModelShape, PlanConfig, build_plan, preset, read_plan
@@ -46,6 +45,7 @@ def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch, gpus, way_out):
         assert taken == [1]
 
 
+@pytest.mark.usefixtures("lone_group")
 def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
     """By SGD: AdamW would not notice doubled gradients and makes steps of what is only rounding."""
     monkeypatch.setattr(
@@ -56,9 +56,7 @@ def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
         train_gpt, "sum_gradients",
         lambda model: gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()])),
     )  # fmt: skip
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    executor = DCPExecutor()
-    try:
+    with DCPExecutor() as executor:
         documents = list(islice(train_gpt.read_documents(ARGUMENTS.tokens), 12))
         losses, found = {}, {}
         for name in ("local_global", "shared_question"):
@@ -80,11 +78,9 @@ def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
             for one, other in zip(found["local_global", kind], dense, strict=True):
                 assert (one - other).norm() <= 1e-6 * other.norm()
         assert losses["shared_question", "dcp"] != pytest.approx(wanted, rel=1e-5)
-    finally:
-        executor.close()
-        dist.destroy_process_group()
 
 
+@pytest.mark.usefixtures("lone_group")
 def test_the_loss_of_a_step_counts_the_first_token_of_every_answer(monkeypatch):
     """By a model that looks at single tokens, so that its loss is written down pair by pair."""
     torch.manual_seed(0)
@@ -95,13 +91,9 @@ def test_the_loss_of_a_step_counts_the_first_token_of_every_answer(monkeypatch):
     arguments = argparse.Namespace(**{**vars(ARGUMENTS), "mask": "shared_question", "steps": 1})
     rows = [{"tokens": document, "question_len": 2, "answer_lens": [3, 3, 5]}]
     pairs = [b"Q?", b"?o", b"on", b"ne", b"?t", b"tw", b"wo", b"?t", b"th", b"hr", b"re", b"ee"]
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        masks, mesh = train_gpt.find_masks(arguments), train_gpt.make_mesh(1)
-        loader = train_gpt.make_loader(arguments, rows, masks, mesh)
-        (loss,) = train_gpt.train(arguments, loader, train_gpt.dense_attention(rows, masks, None))
-    finally:
-        dist.destroy_process_group()
+    masks, mesh = train_gpt.find_masks(arguments), train_gpt.make_mesh(1)
+    loader = train_gpt.make_loader(arguments, rows, masks, mesh)
+    (loss,) = train_gpt.train(arguments, loader, train_gpt.dense_attention(rows, masks, None))
     assert loss == pytest.approx(-sum(table[q, k].item() for q, k in pairs) / len(pairs), rel=1e-6)
 
 
@@ -175,6 +167,7 @@ def test_loss_parity_adds_nothing_to_a_measurement_of_other_steps(measure):
 
 
 @pytest.mark.dist
+@pytest.mark.usefixtures("lone_group")
 def test_packed_groups_train_as_their_separate_sequences_do(tmp_path, start_ranks):
     first, _ = start_ranks(2, EXAMPLES / "grpo.py", tmp_path, "--steps", "2")
     saved, *steps = first.splitlines()
@@ -182,16 +175,12 @@ def test_packed_groups_train_as_their_separate_sequences_do(tmp_path, start_rank
     packed = sum(len(group["tokens"]) for group in groups)
     apart = sum(group["prompt_len"] + n for group in groups for n in group["rollout_lens"])
     assert f"{packed:,} tokens packed, {apart:,} in separate" in saved
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        gradients = []
-        for train in (grpo.train_packed, grpo.train_separate):
-            model = copy.deepcopy(policy)
-            train(model, groups, 1)
-            gradients.append({name: weight.grad for name, weight in model.named_parameters()})
-        wanted = grpo.train_separate(policy, groups, 2)
-    finally:
-        dist.destroy_process_group()
+    gradients = []
+    for train in (grpo.train_packed, grpo.train_separate):
+        model = copy.deepcopy(policy)
+        train(model, groups, 1)
+        gradients.append({name: weight.grad for name, weight in model.named_parameters()})
+    wanted = grpo.train_separate(policy, groups, 2)
     found = [tuple(map(float, re.findall(r"-?\d+\.\d+", line))) for line in steps]
     assert found == [pytest.approx(each, rel=1e-3, abs=2e-6) for each in wanted]
     for name, gradient in gradients[0].items():
@@ -200,17 +189,14 @@ def test_packed_groups_train_as_their_separate_sequences_do(tmp_path, start_rank
 
 
 @pytest.mark.dist
+@pytest.mark.usefixtures("lone_group")
 def test_trees_of_rollouts_train_as_the_rollouts_do_alone(tmp_path, start_ranks):
     first, _ = start_ranks(2, EXAMPLES / "rollouts.py", tmp_path, "--steps", "2")
     saved, *steps = first.splitlines()
     given, policy = rollouts.sampled_rollouts()
     paths = {bytes(run["tokens"][: n + 1]) for run in given for n in range(len(run["tokens"]))}
     assert f"trees of {len(paths):,}," in saved
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        wanted = rollouts.train_separate(policy, given, 2)
-    finally:
-        dist.destroy_process_group()
+    wanted = rollouts.train_separate(policy, given, 2)
     found = [tuple(map(float, re.findall(r"-?\d+\.\d+", line))) for line in steps]
     assert found == [pytest.approx(each, rel=1e-3, abs=2e-6) for each in wanted]
 

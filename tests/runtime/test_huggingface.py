@@ -5,7 +5,6 @@ import importlib
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 
 from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig, Provenance, build_plan
@@ -52,12 +51,9 @@ def gemma():
 
 
 @pytest.fixture
-def executor():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    executor = DCPExecutor()
-    yield executor
-    executor.close()
-    dist.destroy_process_group()
+def executor(lone_group):
+    with DCPExecutor() as executor:
+        yield executor
 
 
 def plan_of(mask: str, config):

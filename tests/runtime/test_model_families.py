@@ -133,24 +133,21 @@ def test_a_sharded_model_is_checked_and_trains_as_a_whole_one(found):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about its own traces
+@pytest.mark.usefixtures("lone_group")
 @by_name(SUPPORTED)
 def test_a_compiled_model_gives_the_logits_of_the_model(family):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     torch._dynamo.reset()
     register_dcp()
     model = model_of(family, "dcp").float()
     compiled = torch.compile(model, backend="aot_eager")
-    try:
-        with DCPExecutor() as executor:
-            for data, plan in loader_of(family, 1):
-                layers = LayerPlans.prepare(executor, plan)
-                inputs = {"position_ids": data.position_ids[None], "use_cache": False}
-                logits = compiled(input_ids=data.tokens[None], dcp=layers, **inputs).logits
-                plain = model(input_ids=data.tokens[None], dcp=layers, **inputs).logits
-                torch.testing.assert_close(logits, plain)
-                logits.sum().backward()
-    finally:
-        dist.destroy_process_group()
+    with DCPExecutor() as executor:
+        for data, plan in loader_of(family, 1):
+            layers = LayerPlans.prepare(executor, plan)
+            inputs = {"position_ids": data.position_ids[None], "use_cache": False}
+            logits = compiled(input_ids=data.tokens[None], dcp=layers, **inputs).logits
+            plain = model(input_ids=data.tokens[None], dcp=layers, **inputs).logits
+            torch.testing.assert_close(logits, plain)
+            logits.sum().backward()
 
 
 @by_name(REFUSED)

@@ -59,10 +59,9 @@ def on_every_rank(case, work, timeout_s=60.0, *, lockstep=False, **options):
     return LoopbackWorld(plan.num_devices, timeout_s, lockstep=lockstep).run(run)
 
 
-@pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("name", model_scenarios.SCENARIOS)
-def test_training_loop(lab, name, count):
-    cases = cases_of(lab, count)
+def test_training_loop(lab, name):
+    cases = cases_of(lab, 3)
     check(lab, cases, run(cases, model_scenarios.SCENARIOS[name]))
 
 

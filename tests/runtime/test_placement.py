@@ -295,26 +295,23 @@ def test_the_engine_of_verl_has_the_log_probs_and_gradients_of_one_process(found
 
 
 def refused(batch, message, **options):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with DCPExecutor() as executor:
-            sharder = BatchSharder(MASK, executor, ModelShape(1, 1, 8, 8), **options)
-            with pytest.raises(RunError, match=message):
-                sharder.shard(batch)
-            batch = batch_of() | {"attention_mask": torch.ones(2, 21), "step": 3}
-            part, place = sharder.shard(batch)
-            DCPAttn.apply(part["dcp"].of(0), torch.zeros(42, 1, 8), torch.zeros(42, 2, 1, 8))
-            assert "attention_mask" not in part
-            assert part["step"] == 3
-            assert part["position_ids"].tolist() == [[*range(21), *range(21)]]
-            with pytest.raises(RunError, match=r"expected 42 tokens in dim 1, got shape \[1, 40\]"):
-                place.dispatch(torch.zeros(1, 40))
-            with pytest.raises(RunError, match="expected 42 tokens in dim 0"):
-                place.undispatch(torch.zeros(40), dim=0)
-    finally:
-        dist.destroy_process_group()
+    with DCPExecutor() as executor:
+        sharder = BatchSharder(MASK, executor, ModelShape(1, 1, 8, 8), **options)
+        with pytest.raises(RunError, match=message):
+            sharder.shard(batch)
+        batch = batch_of() | {"attention_mask": torch.ones(2, 21), "step": 3}
+        part, place = sharder.shard(batch)
+        DCPAttn.apply(part["dcp"].of(0), torch.zeros(42, 1, 8), torch.zeros(42, 2, 1, 8))
+        assert "attention_mask" not in part
+        assert part["step"] == 3
+        assert part["position_ids"].tolist() == [[*range(21), *range(21)]]
+        with pytest.raises(RunError, match=r"expected 42 tokens in dim 1, got shape \[1, 40\]"):
+            place.dispatch(torch.zeros(1, 40))
+        with pytest.raises(RunError, match="expected 42 tokens in dim 0"):
+            place.undispatch(torch.zeros(40), dim=0)
 
 
+@pytest.mark.usefixtures("lone_group")
 def test_batches_without_tokens_or_with_padding_are_refused():
     hides = batch_of() | {"attention_mask": torch.tensor([[1] * 21, [1] * 20 + [0]])}
     refused(hides, "the attention_mask hides tokens")

@@ -29,10 +29,8 @@ from loader_options import (
     separate,
     trained,
 )
-from torch import distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 
 import dcp_runtime.data
@@ -705,13 +703,6 @@ def test_choices_that_go_together():
         assert dealing_of(spread, other, find_replicas(spread, other)).devices == 4
 
 
-@pytest.fixture
-def four_ranks():
-    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
-    yield
-    dist.destroy_process_group()
-
-
 @remedy(
     "Packing.replicas: {} replicas, but Planning.group holds the ranks of one",
     "Packing.replicas: expected {}, as the dims {} of the mesh say",
@@ -720,7 +711,7 @@ def four_ranks():
     "Planning.group: expected a mesh of all {} ranks",
     "Planning.cluster: expected the {} devices of {} replicas of {} ranks, got {}",
 )
-@pytest.mark.usefixtures("four_ranks")
+@pytest.mark.usefixtures("rank_2_of_4")
 def test_meshes_name_replicas_and_their_ranks():
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
     said = choice_refused(lambda: find_replicas(Packing(replicas=2), Planning(group=mesh["cp"])))

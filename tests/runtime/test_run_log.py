@@ -13,11 +13,17 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from click.testing import CliRunner
+from loader_options import make_loader
 from prometheus_client.parser import text_string_to_metric_families
 
-from dcp_planner import digest, predict, read_plan
+from dcp_dsl import Spec
+from dcp_planner import ModelShape, PlanConfig, digest, predict, read_plan
 from dcp_runtime import (
+    DCPAttn,
+    DCPExecutor,
     MLflowLog,
     PrometheusLog,
     RunError,
@@ -28,10 +34,39 @@ from dcp_runtime import (
 )
 from dcp_runtime.commands import top
 from dcp_runtime.execute import step_watch
+from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.run_log import records
 from dcp_runtime.run_log.records import EVEN, RankTotals, explain
 
-SCRIPT = Path(__file__).with_name("run_log_scenario.py")
+LAYERS, SLOW_STEP, SLOW_S = 2, 3, 0.3
+
+
+def main():
+    """Be one of two ranks: ``test_run_log.py FOLDER`` trains; rank 1 is made slow in one step."""
+    dist.init_process_group("gloo")
+    mask = Spec.from_text("mask band = causal and q - k < 90").mask("band")
+    rows = [{"tokens": list(range(length))} for length in (250, 200, 256, 180, 256)]
+    loader = make_loader(
+        rows, mask, token_budget=256, block_size=32, shape=ModelShape(2, 1, 8, 4),
+        config=PlanConfig("static:zigzag"),
+    )  # fmt: skip
+    forward = CpuKernel.forward
+
+    def slowly(*arguments):
+        time.sleep(SLOW_S)
+        return forward(*arguments)
+
+    with DCPExecutor(run_log=RunLog(sys.argv[1]), trace_every=2) as executor:
+        for step, (data, plan) in enumerate(loader):
+            is_slow = step == SLOW_STEP and dist.get_rank() == 1
+            CpuKernel.forward = slowly if is_slow else forward
+            prepared = executor.prepare(plan)
+            tokens = len(data.tokens)
+            q = torch.ones(tokens, 2, 8, requires_grad=True)
+            kv = torch.ones(tokens, 2, 1, 8)
+            for _ in range(LAYERS):
+                DCPAttn.apply(prepared, q, kv).sum().backward()
+    dist.destroy_process_group()
 
 
 def write(log, **record):
@@ -48,7 +83,7 @@ def records_of(path):
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, start_ranks):
     folder = tmp_path_factory.mktemp("run")
-    start_ranks(2, SCRIPT, folder, folder / "log")
+    start_ranks(2, Path(__file__), folder, folder / "log")
     return folder / "log"
 
 
@@ -426,3 +461,7 @@ def test_a_folder_without_a_log_is_refused_with_the_way_out(tmp_path):
     assert "expected the folder of a run" in str(failed.exception)
     with pytest.raises(RunError, match="cannot read the log"):
         RunHistory(tmp_path / "none").update()
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from loader_options import POLICIES, SMALL, Stream, make_loader
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dcp_dsl import Spec, read_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
@@ -182,14 +181,6 @@ def test_the_log_says_once_that_work_cannot_be_dealt_within_the_budget(caplog):
         assert all("41 tokens in a micro-batch, more than token_budget=40" in t for t in texts)
 
 
-@pytest.fixture
-def four_ranks():
-    """Rank 2 of four, without the other three: nothing is sent."""
-    dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
-    yield
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize(
     ("ranks", "names", "found"),
     [
@@ -201,7 +192,7 @@ def four_ranks():
         ([[[0], [2]], [[1], [3]]], ("dp_replicate", "dp_shard", "cp"), (4, 1, 1)),
     ],
 )
-@pytest.mark.usefixtures("four_ranks")
+@pytest.mark.usefixtures("rank_2_of_4")
 def test_a_mesh_says_which_rank_of_which_replica_this_one_is(ranks, names, found):
     mesh = DeviceMesh("cpu", ranks, mesh_dim_names=names)
     own = find_replicas(Packing(BUDGET), Planning(ModelShape(2, 1, 8, 4), group=mesh))

@@ -1,12 +1,17 @@
 """Transports when a rank fails, one step at a time."""
 
+import os
+import sys
 import threading
+import time
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import HashStore
 
 from dcp_planner import TransferKind
@@ -126,12 +131,40 @@ def test_a_rank_that_writes_late_is_not_taken_for_dead():
     assert str(error) == "rank 1 failed in division 2 of forward: ValueError: bad"
 
 
+class SlowToGo:
+    """Keeps Python shutting down while rank 1 leaves, which wakes whoever waits for it."""
+
+    def __del__(self, sleep=time.sleep):
+        sleep(3)
+
+
+def main():
+    """Be one of two ranks: rank 0 ends with exit code 7 while a message of rank 1 never comes."""
+    rank = int(sys.argv[2])
+    store = dist.FileStore(sys.argv[1], 2)
+    limit = timedelta(seconds=120)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=limit)
+    transport = GlooTransport(None, 120)
+    if rank == 1:
+        transport.exchange_notes("", "leaving")
+        time.sleep(1.5)
+        os._exit(0)
+    bundle = SimpleNamespace(is_result=False, peer=1, index=0, is_send=False)
+    transport.start([Parcel(bundle, (torch.zeros(4),), 0)])
+    transport.exchange_notes("", "leaving")
+    sys.modules["builtins"].slow_to_go = SlowToGo()
+    sys.exit(7)
+
+
 @pytest.mark.dist
 def test_a_rank_that_ends_while_a_message_is_under_way_keeps_its_exit_code(tmp_path, start_python):
-    script = Path(__file__).with_name("exit_scenario.py")
     other, rank = (
-        start_python(script, tmp_path / "store", number, folder=tmp_path, TAKE_APART="1")
+        start_python(Path(__file__), tmp_path / "store", number, folder=tmp_path, TAKE_APART="1")
         for number in (1, 0)
     )
     assert rank.wait(200) == 7, rank.err.read_text()
     assert other.wait(200) == 0, other.err.read_text()
+
+
+if __name__ == "__main__":
+    main()
