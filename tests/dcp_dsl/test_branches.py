@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from dcp_dsl import DatasetError, Sample, Spec, check, dense_mask, token_paths
-from dcp_dsl.syntax.source import format_source
 
 GROUPS = """
 segment batch = branch group(prompt[prompt_lens] branch rollout[rollout_lens]*)*
@@ -189,13 +188,6 @@ def test_a_column_named_token_is_written_in_quotes():
     (found,) = check("segment p = branch b[y]* from token")
     assert 'one named `token` is written `from "token"`' in found.hint
     assert not check('segment p = branch b[y]* from "token"  mask m = paths')
-
-
-def test_a_column_of_forks_is_formatted_and_coloured_as_one_statement():
-    text = "segment  t = branch x[ls]*from   token\n f"
-    assert format_source(text) == "segment t = branch x[ls]* from token\n  f\n"
-    shown = "segment t = branch x[ls]* from token f\nmask m = paths\n"
-    assert format_source(shown) == shown
 
 
 def test_positions_of_two_layouts_with_branches_are_refused():

@@ -201,27 +201,6 @@ def test_command_under_nohup_outlives_its_terminal():
 
 
 @pytest.mark.parametrize(
-    ("library", "arguments", "extra"),
-    [
-        ("numba", ["plan", "a.dcpm"], "plan"),
-        ("pyarrow", ["check", "a.dcpm", "--dataset", "rows.jsonl"], "data"),
-    ],
-)
-def test_command_without_its_library_says_which_extra_brings_it(
-    library: str, arguments: list[str], extra: str, tmp_path: Path
-):
-    code = f"import sys; sys.modules[{library!r}] = None\n{DCPM[-1]}"
-    (tmp_path / "a.dcpm").write_text('for "*" use causal')
-    (tmp_path / "rows.jsonl").write_text('{"len": 1}')
-    command = [sys.executable, "-c", code, *arguments]
-    status, _, said = run(command, cwd=tmp_path, stdin=subprocess.DEVNULL)
-    assert status == 2
-    (said,) = said.splitlines()  # nothing before it: no work has started
-    assert f"pip install 'dcp-dsl[{extra}]'" in said
-    assert library in said
-
-
-@pytest.mark.parametrize(
     ("command", "extras"),
     [("view", ["dashboard"]), ("dashboard", ["dashboard"]), ("plan", ["plan"]), ("run", ["run"]),
      ("show", []), ("check", [])],

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dcp_dsl import DatasetError, Spec, check, dense_mask, format_source, read_dataset
+from dcp_dsl import DatasetError, Spec, check, dense_mask, read_dataset
 from dcp_dsl.coverage.dataset_checker import check_dataset
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.language_server.names import references
@@ -178,8 +178,7 @@ def test_a_name_alone_says_nothing_and_a_name_twice_is_refused():
     assert "E108" in {d.code for d in check('for "*" use sliding(w) with w or 1, w or 2')}
 
 
-def test_editors_format_and_find_them():
+def test_editors_find_them():
     text = 'for "*" use sliding(w) with w or 4k\n'
-    assert format_source('for "*" use sliding(w) with w   or 4k') == text
     document = Document(text, "<text>", "utf-32")
     assert len(references(document, text.rindex("w or"))) == 2

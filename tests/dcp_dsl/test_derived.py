@@ -19,7 +19,6 @@ from dcp_dsl.language_server.completion import complete_at
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.language_server.names import rename
 from dcp_dsl.syntax.diagnostics import fix_text
-from dcp_dsl.syntax.source import format_source
 
 CHAT = """
 segment chat = span[span_lens]*
@@ -118,14 +117,6 @@ def test_an_editor_proposes_columns_in_conditions_and_segments_to_take_from():
     assert {"span", "image", "every"} <= {p.text for p in complete_at(before, len(before))}
 
 
-def test_the_formatter_leaves_brackets_around_several_segments_and_conditions():
-    text = "segment s=span where(kind+1)*2>3 or not(kind==1)\nmask a=k in(s or span)\n"
-    wanted = (
-        "segment s = span where (kind + 1) * 2 > 3 or not (kind == 1)\nmask a = k in (s or span)\n"
-    )
-    assert format_source(text) == wanted
-
-
 # ---- `let name = value` --------------------------------------------------------------------------
 
 
@@ -170,10 +161,9 @@ def test_constants_are_imported(tmp_path):
     assert load(tmp_path / "main.dcpm").mask("a").bind(Sample(length=9)).num_pairs == 30
 
 
-def test_an_editor_renames_formats_and_finds_them():
+def test_an_editor_renames_and_finds_them():
     document = Document(TEXT, "<text>", "utf-32")
     assert len(rename(document, TEXT.index("size"), "width")) == TEXT.count("size")
-    assert format_source("let a=-( 2+1 )\nlet b=a") == "let a = -(2 + 1)\nlet b = a\n"
 
 
 # ---- `exp2` and `log2`, of constants, of one token, of distances and of both tokens --------------

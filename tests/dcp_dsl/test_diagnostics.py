@@ -111,19 +111,6 @@ def test_all_errors_of_a_file_are_found_in_one_pass(text, codes):
     assert [(d.line, d.code) for d in check(text)] == codes
 
 
-def test_the_caret_stands_below_the_mistake():
-    text = "segment doc = [doc_lens]*\nmask a = causal and k <= q.doc < 9\n"
-    (found,) = check(text, "train.dcpm")
-    assert found.render() == (
-        "error[E104]: this compares a position with a `doc` number\n"
-        "  --> train.dcpm:2:26\n"
-        "   |\n"
-        " 2 | mask a = causal and k <= q.doc < 9\n"
-        "   |                          ^^^^^ `.doc` counts segments\n"
-        "   = help: for token positions use `.doc.start`, `.doc.end` or `same(doc)`"
-    )
-
-
 def test_a_mistake_far_to_the_right_is_shown_in_a_window():
     (found,) = check("mask a = " + "causal and " * 100 + "casual")
     caret = found.render().splitlines()[-2]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dcp_dsl import Sample, SpecError, check, dense_mask, load
+from dcp_dsl import Sample, check, dense_mask, load
 
 
 @pytest.fixture
@@ -51,37 +51,6 @@ def test_segments_tokens_and_stacks_can_be_imported(folder):
     assert spec.mask("a").columns == {"doc_lens", "evict"}
     assert [mask.name for mask in spec.stack("two").masks] == ["packed", "causal"]
     assert spec.attachment("x", ["doc_lens", "len"]).stack.period == 2
-
-
-def test_imports_pass_through_files_in_folders_below(folder):
-    path = folder(
-        sub__b="mask b = sliding(2)",
-        sub__c='import b from "b.dcpm"\nmask c = b or causal',
-        main='import c from "sub/c.dcpm"\nmask a = c',
-    )
-    assert load(path / "main.dcpm").mask("a").bind(Sample(length=3)).num_pairs == 6
-
-
-@pytest.mark.parametrize(
-    ("main", "code", "said"),
-    [
-        ('import x from "none.dcpm"', "E130", "no such file"),
-        ('import x from "../lib.dcpm"', "E130", "lies outside"),
-        ('import a from "bad.dcpm"', "E133", "E101 unknown name `casual`"),
-        ('import x from "main.dcpm"', "E132", "imports this file in turn"),
-        ('import c from "cycle.dcpm"', "E132", "imports this file in turn"),
-    ],
-)  # fmt: skip
-def test_what_is_wrong_with_an_import_has_a_code(folder, main, code, said):
-    path = folder(
-        lib=LIBRARY, bad="mask a = casual", main=main,
-        cycle='import x from "main.dcpm"\nmask c = causal',
-    )  # fmt: skip
-    found = check(main, str(path / "main.dcpm"))
-    assert [d.code for d in found] == [code]
-    assert said in found[0].message
-    with pytest.raises(SpecError):
-        load(path / "main.dcpm")
 
 
 def test_a_text_that_is_no_file_cannot_import(folder, monkeypatch):

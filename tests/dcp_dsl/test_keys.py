@@ -5,7 +5,6 @@ from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from dcp_dsl import (
     DatasetError,
@@ -18,7 +17,6 @@ from dcp_dsl import (
     dense_mask,
     export_mask,
 )
-from dcp_dsl.cli import dcpm
 from dcp_dsl.forms import Rows
 from dcp_dsl.forms.form import CrossForm
 from dcp_dsl.interchange import ExportConfig, write_export
@@ -77,16 +75,6 @@ def test_bottom_right_is_the_alignment_of_flash_attention(shape, mask, left, rig
     np.testing.assert_array_equal(both(text, {"kv_len": shape[1]}, shape[0]), expected)
 
 
-def test_the_examples_of_the_readme_of_flash_attention():
-    """From its change log, 2.1: "If seqlen_q != seqlen_k and causal=True ..."."""
-    text = PREFILL.format(corner="bottom_right", mask="causal")
-    assert both(text, {"kv_len": 5}, 2).astype(int).tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
-    expected = [[0, 0], [0, 0], [0, 0], [1, 0], [1, 1]]
-    assert both(text, {"kv_len": 2}, 5).astype(int).tolist() == expected
-    text = PREFILL.format(corner="top_left", mask="causal")
-    assert both(text, {"kv_len": 5}, 2).astype(int).tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
-
-
 def test_top_left_refuses_queries_behind_all_keys():
     mask = Spec.from_text(PREFILL.format(corner="top_left", mask="causal")).mask("m")
     with pytest.raises(
@@ -109,16 +97,6 @@ def test_flamingo_sees_the_latest_image_as_its_authors_wrote_it():
     expected = text_time[:, None] == media_time[None, :]
     columns = {"lead_len": lead, "turn_lens": turns, "image_lens": [latents] * 3}
     np.testing.assert_array_equal(both(FLAMINGO, columns, len(media_locations)), expected)
-
-
-def test_packed_cross_attention_is_block_diagonal():
-    text = """segment target = sentence[target_lens]*
-    segment source = phrase[source_lens]*
-    @keys(source) mask m = q.sentence == k.phrase"""
-    columns = {"target_lens": [2, 3], "source_lens": [4, 1]}
-    expected = np.zeros((5, 5), bool)
-    expected[:2, :4], expected[2:, 4:] = True, True
-    np.testing.assert_array_equal(both(text, columns, 5), expected)
 
 
 def test_both_layouts_may_read_one_column():
@@ -190,23 +168,6 @@ def test_a_layout_written_twice_is_one_sequence():
     assert both(text, columns, 3, "two").astype(int).tolist() == expected
 
 
-def test_the_picture_has_other_kinds_of_tokens_on_each_side():
-    spec = Spec.from_text(FLAMINGO)
-    sample = Sample({"lead_len": 1, "turn_lens": [1, 2], "image_lens": [2, 3]}, 4)
-    picture = Picture.of(spec.mask("m"), sample)
-    assert picture.text() == (
-        "m: 4 queries, 5 keys, 8 of 20 pairs (40 %)\n"
-        "    iiIII\n"
-        "   ┌─────┐\n"
-        "lt │▄▄   │\n"
-        "TT │  ███│\n"
-        "   └─────┘\n"
-        "    l lead  t turn  i image"
-    )
-    assert 'viewBox="0 0 5 4"' in picture.svg()
-    assert picture.png()[:4] == b"\x89PNG"
-
-
 @pytest.mark.parametrize(("call", "shape"), [("k < 10 or k >= 4990", "<polygon"),
                                              ("(q - k) % 4 == 0", "<rect")])  # fmt: skip
 def test_few_queries_of_many_keys_are_drawn(call, shape):
@@ -214,23 +175,6 @@ def test_few_queries_of_many_keys_are_drawn(call, shape):
     picture = Picture.of(Spec.from_text(text).mask("m"), Sample({"source_lens": [5000]}, 100))
     seen = picture.svg().split('class="dcp-see"')[1]
     assert seen.split(">", 1)[1].lstrip().startswith(shape)
-
-
-def test_commands_count_and_compare_rectangles(tmp_path):
-    path = tmp_path / "m.dcpm"
-    path.write_text(
-        PREFILL.format(corner="bottom_right", mask="causal").replace(" @partial", "")
-        + "\n@keys(cache, bottom_right) mask near = sliding(2)  sample tiny(kv_len = 6, len = 2)"
-    )
-    run = CliRunner().invoke
-    blocks = run(dcpm, ["blocks", str(path), "--mask", "m", "--block", "2"]).output
-    assert blocks.splitlines()[1:] == [
-        "3 blocks of 2 (2 full), 11 pairs", "  (0, 0)  4", "  (0, 1)  4", "  (0, 2)  3",
-    ]  # fmt: skip
-    assert "11 of 12, 91.7 %" in run(dcpm, ["explain", str(path), "--mask", "m"]).output
-    found = run(dcpm, ["diff", "near", "m", "--spec", str(path)])
-    assert "`near` implies `m`" in found.output
-    assert "first at q = 0, k = 0" in found.output
 
 
 def test_flex_blocks_are_those_of_create_block_mask(tmp_path):

@@ -127,15 +127,6 @@ def test_a_sample_that_does_not_fit_the_layout_is_refused(paper, columns, length
         dense_mask(paper.mask("dcp_shared_question"), Sample(columns, length))
 
 
-@pytest.mark.parametrize("columns", [([1, 2, 3], [3]), ([1], [2, 3]), ([1, 2], [])])
-def test_columns_of_a_repeated_group_need_equal_sizes(columns):
-    mask = load(SPECS / "11_multimodal.dcpm").mask("multimodal")
-    text, image = columns
-    says = f"equally many elements, got `text_lens` {len(text)}, `image_lens` {len(image)}"
-    with pytest.raises(DatasetError, match=says):
-        mask.bind(Sample({"text_lens": text, "image_lens": image}, 6))
-
-
 def test_the_last_repetition_of_a_group_may_lack_its_last_parts(paint):
     mask = load(SPECS / "11_multimodal.dcpm").mask("multimodal")
     short = Sample({"text_lens": [2, 1], "image_lens": [2]}, 5)

@@ -6,13 +6,11 @@ from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, ImageColor
 
 from dcp_dsl import Picture, Sample, Slabs, Spec, dense_mask, preview
-from dcp_dsl.checks.scope import library_names
 from dcp_dsl.pictures import svg as svg_writer
 from dcp_dsl.pictures.frame import LIGHT, Stripe
 
@@ -185,16 +183,6 @@ def test_many_stripes_are_condensed_to_what_can_be_seen():
     picture = Picture.of(spec.mask("m"), sample)
     assert len(picture.stripes) == 10_000
     assert len(picture.svg().split("<rect")) < 2 * svg_writer.MAX_STRIPES + 10
-
-
-@pytest.mark.parametrize("name", library_names())
-def test_every_mask_of_the_library_has_a_preview(name):
-    spec = Spec.from_text("")
-    needed = [p for p in spec.scope.find_mask(name)[0].params if p.default is None]
-    picture = preview(spec.mask(f"{name}({', '.join('4' for _ in needed)})" if needed else name))
-    assert picture is not None
-    assert picture.bound.num_pairs > 0
-    ElementTree.fromstring(picture.svg())
 
 
 def test_a_mask_without_declared_samples_is_drawn_on_one_made_up_from_its_layout():

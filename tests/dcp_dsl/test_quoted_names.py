@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl import Sample, Spec, check, dense_mask, format_source, read_dataset
+from dcp_dsl import Sample, Spec, check, dense_mask, read_dataset
 from dcp_dsl.commands.exchange import init
 from dcp_dsl.commands.texts import check as check_command
 from dcp_dsl.coverage.dataset_checker import check_dataset
@@ -139,19 +139,6 @@ def test_expressions_are_written_so_that_they_mean_the_same():
         assert parse_expression(unparse(tree)) == tree
     mask = Spec.from_text('token "a b" = c  mask m = q."a b" < row."for" and causal').mask("m")
     assert 'q."a b" < row."for"' in show_mask(mask.core)
-
-
-def test_the_formatter_keeps_quoted_names():
-    messy = (
-        'token   "my col" [ 2 ]="x  y"\nsegment d=branch[ "a b" ]  *from "c"\nmask m=q . "my col"<3'
-    )
-    tidy = (
-        'token "my col"[2] = "x  y"\n'
-        'segment d = branch ["a b"]* from "c"\n'
-        'mask m = q."my col" < 3\n'
-    )
-    assert format_source(messy) == tidy
-    assert format_source(tidy) == tidy
 
 
 UNQUOTED = {

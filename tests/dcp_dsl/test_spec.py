@@ -247,14 +247,6 @@ def test_a_row_without_length_or_with_two_is_refused():
     assert Sample.of({"tokens": b"abc"}, mask).length == 3
 
 
-@pytest.mark.parametrize("name", ["nope\a.dcpm", "."])
-def test_a_file_that_cannot_be_read_is_one_clear_message(name):
-    with pytest.raises(SpecError, match=r"no such file|a folder") as raised:
-        load(name)
-    assert raised.value.exit_code == 2
-    assert "\a" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
     "fields",
     ["question_len = [4], answer_lens = 3", "question_len = 4, answer_lens = [[3]]",
