@@ -9,25 +9,15 @@ Part: TypeAlias = Literal["data", "labels", "loss", "norm", "parameters", "ranks
 
 @dataclass(frozen=True, slots=True)
 class AuditFinding:
-    """One thing that an audit says.
+    """One thing that an audit says."""
 
-    Attributes:
-        part: what it is about.
-        kind: a short name of it, such as "averaged"; "right" where nothing is wrong.
-        says: what was expected and found, in a sentence.
-        way_out: the line to write, and where; empty if nothing is to be done.
-        is_fault: whether training is wrong by it.
-        names: of the parameters that it is about.
-        ratio: of what was found to what is right, the median over the parameters.
-    """
-
-    part: Part
-    kind: str
-    says: str
-    way_out: str = ""
-    is_fault: bool = True
-    names: tuple[str, ...] = ()
-    ratio: float | None = None
+    part: Part  # that it is about
+    kind: str  # a short name of it, such as "averaged"; "right" where nothing is wrong
+    says: str  # what was expected and found, in a sentence
+    way_out: str = ""  # the line to write, and where; empty if nothing is to be done
+    is_fault: bool = True  # training is wrong by it
+    names: tuple[str, ...] = ()  # of the parameters that it is about
+    ratio: float | None = None  # of what was found to what is right, the median over these
 
 
 def right(part: Part, says: str) -> AuditFinding:

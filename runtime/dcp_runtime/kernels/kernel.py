@@ -24,17 +24,13 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 class AttentionState:
     """Output so far and its log-sum-exp; merging is exact in any order up to rounding.
 
-    Attributes:
-        out: ``[N, Hq, D]``, normalised output over the keys seen so far; 0 where none was.
-        lse: ``[N, Hq]``, natural logarithm of the sum of exponentials; -inf where no key was seen.
-        result: ``[T_local, Hq, D]`` in the type of q. A kernel that finishes out writes the rows
-            there that a table closes, and reads no `out` in those that it opens; ``None``: no table
-            opens or closes rows.
+    A kernel that finishes out writes the rows to `result` that a table closes, and reads no `out`
+    in those that it opens; without `result` no table opens or closes rows.
     """
 
-    out: Tensor
-    lse: Tensor
-    result: Tensor | None = None
+    out: Tensor  # [N, Hq, D], normalised, over the keys seen so far; 0 where none was
+    lse: Tensor  # [N, Hq], natural logarithm of the sum of exponentials; -inf for no key
+    result: Tensor | None = None  # [T_local, Hq, D], in the type of q
 
     @classmethod
     def empty(

@@ -43,19 +43,12 @@ KERNEL_TILE = 256
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The constants that were measured.
+    """The constants that were measured."""
 
-    Attributes:
-        cluster: this machine as one node of `ranks` devices.
-        sources: how each constant was measured, by its name.
-        checks: plans to which no constant was fitted, predicted and measured.
-        noise: median over pairs of equal measurements of their difference, relative to their mean:
-            above `MOST_NOISE` the machine does other work, and the constants are worth little.
-    """
-
-    cluster: Cluster
-    sources: Mapping[str, str]
-    checks: tuple["PredictionCheck", ...]
+    cluster: Cluster  # this machine as one node of `ranks` devices
+    sources: Mapping[str, str]  # how each constant was measured, by its name
+    checks: tuple["PredictionCheck", ...]  # of plans to which no constant was fitted
+    # Median over pairs of equal measurements of their difference, relative to their mean.
     noise: float
 
     @property

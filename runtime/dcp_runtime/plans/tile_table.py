@@ -24,41 +24,27 @@ class TileTable(Record):
 
     All positions are rows of the device's working buffers; ranges are half-open.
 
-    Attributes:
-        q_start, q_len: int32 ``[S]``, the queries of each segment; no query is in two segments.
-        row_ptr: int32 ``[S+1]``, segment i has the pieces ``row_ptr[i]:row_ptr[i+1]``.
-        kv_start, kv_len: int32 ``[P]``, the keys of each piece.
-        kind: uint8 ``[P]``, `PieceKind`.
-        mask_start: int64 ``[P]``: first column of `row_lo` and `row_hi` of a `RANGES` piece, first
-            byte of `bits` of a `BITS` piece, else -1.
-        row_lo, row_hi: int32 ``[MAX_RANGES, M]``: row r of a `RANGES` piece sees the keys
-            ``[row_lo[k, mask_start + r], row_hi[k, mask_start + r])`` of the piece, for every k; an
-            unused range is ``[0, 0)``.
-        bits: uint8 ``[Z]``: row r of a `BITS` piece is ``ceil(kv_len / 8)`` bytes, key 0 in the
-            highest bit (`numpy.packbits`). All tables of a device share these three arrays.
-        pairs: visible (query, key) pairs of the whole table.
-        opens, closes: bool ``[S]``, whether the sums of a segment begin with this table, and
-            whether they end with it; ``None`` for neither. See `own_sums`.
-        opens_keys, closes_keys: the same of the gradients of all keys that the table meets.
-        adds_to: the sums of backward that the table adds to.
-        is_ordered: whether each sum gets a single piece, whose bits must not depend on the other
-            pieces. A segment may then be listed for each of its pieces.
+    Row r of a `RANGES` piece sees its keys ``[row_lo[k, mask_start + r], row_hi[k, mask_start +
+    r])``, for every k; an unused range is ``[0, 0)``. Row r of a `BITS` piece is ``ceil(kv_len /
+    8)`` bytes, key 0 in the highest bit (`numpy.packbits`). All tables of a device share these
+    arrays. In an ordered table each sum gets a single piece, whose bits must not depend on others;
+    a segment may be listed for each of its pieces.
     """
 
-    q_start: Annotated[Indices, "S"]
+    q_start: Annotated[Indices, "S"]  # queries of each segment; no query is in two segments
     q_len: Annotated[Indices, "S"]
-    row_ptr: Annotated[Indices, "S+1"]
-    kv_start: Annotated[Indices, "P"]
+    row_ptr: Annotated[Indices, "S+1"]  # segment i has the pieces row_ptr[i]:row_ptr[i+1]
+    kv_start: Annotated[Indices, "P"]  # keys of each piece
     kv_len: Annotated[Indices, "P"]
-    kind: Annotated[Bytes, "P"]
-    mask_start: Annotated[Ints, "P"]
+    kind: Annotated[Bytes, "P"]  # `PieceKind`
+    mask_start: Annotated[Ints, "P"]  # first column of `row_lo`, or byte of `bits`; else -1
     row_lo: Annotated[Indices, MAX_RANGES, "M"]
     row_hi: Annotated[Indices, MAX_RANGES, "M"]
     bits: Annotated[Bytes, "Z"]
-    pairs: int
-    opens: Annotated[Bools | None, "S"] = None
-    closes: Annotated[Bools | None, "S"] = None
-    opens_keys: bool = False
+    pairs: int  # visible, of the whole table
+    opens: Annotated[Bools | None, "S"] = None  # the sums of a segment begin here (`own_sums`)
+    closes: Annotated[Bools | None, "S"] = None  # they end here
+    opens_keys: bool = False  # the same of the gradients of all keys that the table meets
     closes_keys: bool = False
     adds_to: AddsTo = "both"
     is_ordered: bool = False

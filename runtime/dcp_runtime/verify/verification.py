@@ -75,6 +75,7 @@ def random_inputs(
 
 
 MaskSource: TypeAlias = Literal["provenance", "slabs"]
+"""Of the spec's text, through the dense oracle; or of a plan that names no spec, to be trusted."""
 TENSORS = ("out", "dq", "dk", "dv")
 NORM_DEVIATIONS = 2.0
 """Multiple of `RowErrors` that the norm may reach: over one row it is as uncertain as a number."""
@@ -102,15 +103,9 @@ class TensorError:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """The errors of a run against dense attention, and whether they are small enough.
+    """The errors of a run against dense attention, and whether they are small enough."""
 
-    Attributes:
-        errors: one per tensor.
-        mask_source: ``"provenance"`` if the mask came from the spec's text through the dense
-            oracle, ``"slabs"`` if the plan names no spec and its own mask had to be trusted.
-    """
-
-    errors: tuple[TensorError, ...]
+    errors: tuple[TensorError, ...]  # one per tensor
     mask_source: MaskSource
 
     @property
