@@ -12,7 +12,7 @@ LOAD ?= 0
 COUNT ?= 100
 SEED ?= 1
 WEB := dashboard/web
-# node and npm come with pyright from the registry of Python packages; what lies on this machine plays no part.
+# node and npm come from the registry of Python packages; what lies on this machine plays no part.
 NODE_BIN := $(abspath $(VENV))/node
 WITH_NODE = PATH="$(NODE_BIN):$$PATH"
 # The shell without windows first: it needs a sixth less CPU time for the same tests.
@@ -21,7 +21,7 @@ CHROMIUM := $(shell command -v chromium-headless-shell || command -v chromium ||
 # Each of some hundred processes of the tests would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo docs test vsix wheel release-check web web-check screenshots loss-parity setup setup-dev chromium check mypy pyright format \
+.PHONY: demo docs test vsix wheel release-check web web-check screenshots loss-parity setup setup-dev chromium check format \
 	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage \
 	fuzz faults soak locks sbom gpu clean
 
@@ -36,17 +36,11 @@ test: setup-dev chromium ## everything that CI runs
 check:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(MAKE) -j2 mypy pyright
+	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 compiled: setup-dev ## compile the planner once: the processes of tests would each do it, side by side
 	$(BIN)/python .ci/compile_ahead.py --here
-
-mypy:
-	$(BIN)/mypy
-
-pyright:
-	$(BIN)/pyright --pythonpath $(BIN)/python
 
 format:
 	$(BIN)/ruff format .

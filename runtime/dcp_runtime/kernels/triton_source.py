@@ -19,9 +19,8 @@ runs in Triton's interpreter on the CPU if that is switched on before this modul
 
 # Triton reads these functions' source, so types are annotated its way only.
 # ruff: noqa: ANN001, ANN201, PLR0913
-# mypy: disable-error-code="no-untyped-def,misc,untyped-decorator"
 # Names that masked runs need are set where MASKED is, a constant when Triton compiles.
-# pyright: reportUnboundVariable=false, reportPossiblyUnboundVariable=false
+# mypy: disable-error-code="no-untyped-def,misc,untyped-decorator,possibly-undefined"
 
 import triton
 import triton.language as tl
