@@ -123,7 +123,7 @@ def test_a_mistake_far_to_the_right_is_shown_in_a_window():
     "text",
     [
         "(" * 100_000,
-        "mask a = " + "(" * 30_000 + "q" + ")" * 30_000,
+        "mask a = " + "(" * 9_000 + "q" + ")" * 9_000,
         "mask a = " + "not " * 30_000,
         "mask a = " + "q - " * 30_000 + "k < 1",
         "mask a = " + "-" * 100_000,
@@ -135,7 +135,7 @@ def test_a_mistake_far_to_the_right_is_shown_in_a_window():
         "segment a = " + "b(" * 40_000,
         '"' * 1001,
         "mask a = q" + ".b" * 50_000,
-        "sample s(a = " + "[" * 60_000,
+        "sample s(a = " + "[" * 20_000,
         "@a " * 40_000,
         "check " * 20_000,
     ],

@@ -8,13 +8,9 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast_builder import MAX_NUMBER
 from dcp_dsl.syntax.trees import mentioned_names, rewritten
 
-_OPERATIONS: dict[str, Callable[[int, int], int]] = {
-    "+": add,
-    "-": sub,
-    "*": mul,
-    "//": floordiv,
-    "%": mod,
-}
+ARITHMETIC: dict[str, Callable[[int, int], int]] = {
+    "+": add, "-": sub, "*": mul, "//": floordiv, "%": mod,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,8 @@ def constants_of(
     found: dict[str, int | ConstantError] = dict(imported)
     waiting = dict(lets)
     # Round by round, those whose needs are met; what is left in the end waits for itself.
-    while ready := [n for n, let in waiting.items() if not _needs(let) & waiting.keys()]:
+    needs = {name: {n for n, _ in mentioned_names(let.value)} for name, let in lets.items()}
+    while ready := [name for name in waiting if not needs[name] & waiting.keys()]:
         for name in ready:
             try:
                 found[name] = _value(waiting.pop(name).value, found)
@@ -44,10 +41,6 @@ def constants_of(
     for name, let in waiting.items():
         found[name] = ConstantError("E110", f"`{name}` is defined by itself", let.name.span)
     return found
-
-
-def _needs(let: ast.Let) -> set[str]:
-    return {name for name, _ in mentioned_names(let.value)}
 
 
 def _value(value: ast.Expr, known: Mapping[str, int | ConstantError]) -> int:
@@ -63,7 +56,7 @@ def _value(value: ast.Expr, known: Mapping[str, int | ConstantError]) -> int:
             if op in ("//", "%") and b < 1:
                 hint = "divide by at least 1"
                 raise ConstantError("E111", f"this divides by {b}", right.span, hint)
-            if abs(found := _OPERATIONS[op](a, b)) > MAX_NUMBER:
+            if abs(found := ARITHMETIC[op](a, b)) > MAX_NUMBER:
                 message = f"this number is beyond {MAX_NUMBER:_}"
                 raise ConstantError("E111", message, value.span, "lengths are in tokens")
             return found

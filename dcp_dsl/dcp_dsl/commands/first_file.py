@@ -158,16 +158,13 @@ def first_file(dataset: str | None, source: "Source | None") -> FirstFile:
     seen = ", ".join(f"`{printable(column)}`" for column in list(source.columns)[:MOST_NAMED])
     cuts = _cuts(rows, tokens)
     found = [*_fits_by_name(rows, list(source.columns))]
-    found += [fit for fit in _fits_of_cuts(cuts, rows, tokens) if fit.statement not in _said(found)]
+    said = {fit.statement for fit in found}
+    found += [fit for fit in _fits_of_cuts(cuts, rows, tokens) if fit.statement not in said]
     # The more columns a mask reads, the more of the data set it explains.
     found.sort(key=lambda fit: (-len(fit.columns), not fit.is_certain, fit.mask))
     if not found:
         found += _fits_per_token(rows, tokens)
     return FirstFile(dataset, seen, tuple(found), tuple(cuts))
-
-
-def _said(fits: list[Fit]) -> set[str]:
-    return {fit.statement for fit in fits}
 
 
 def _first_rows(source: "Source") -> "tuple[list[dict[str, Any]], list[int] | None]":

@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import add, floordiv, mod, mul, sub
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 
 from dcp_dsl.arrays import Ints
+from dcp_dsl.checks.constants import ARITHMETIC
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import layout_columns, show_segment
@@ -34,7 +34,6 @@ def _smallest(value: Column) -> int:
 
 
 MAX_BYTE = 255  # flags and ids up to it are read in half of the time
-_OPERATIONS = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}
 
 
 @dataclass(slots=True)
@@ -123,7 +122,7 @@ class LayoutColumns:
                 a, b = self._number(left, row), self._number(right, row)
                 if op in ("//", "%") and b == 0:
                     self.fail("a length divides by zero")
-                return int(_OPERATIONS[op](a, b))
+                return ARITHMETIC[op](a, b)
         raise AssertionError(f"checked: no {type(value).__name__} in a length")
 
     def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> tuple[int, int | None]:

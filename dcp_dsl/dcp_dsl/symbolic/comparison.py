@@ -80,11 +80,11 @@ class Between:
         op = "==" if len(bounds) == 2 else "<=" if self.low is None else ">="
         if number.is_constant:
             rows = bounds[0].solve(MIRRORED[op], int(number.values[0]))
-            start, end, band = bands.cut_rows(*rows)
+            start, end, band, _ = overlaps(bands.row_start, bands.row_end, *rows)
             return Region.rectangles(n, start, end, bands.key_start[band], bands.key_end[band])
         if bounds[0].is_constant:
             keys = number.solve(op, int(bounds[0].values[0]))
-            start, end, band = bands.cut_keys(*keys)
+            start, end, band, _ = overlaps(bands.key_start, bands.key_end, *keys)
             return Region.rectangles(n, bands.row_start[band], bands.row_end[band], start, end)
         is_whole = bands.is_whole(n)
         if is_whole and self._is_of_rows(bounds):

@@ -330,14 +330,6 @@ class Bands:
             and self.key_end[0] - self.key_start[0] == num_tokens
         )
 
-    def cut_rows(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
-        """Intersect ranges of rows with the bands; (starts, ends, band) of each piece."""
-        return overlaps(self.row_start, self.row_end, starts, ends)[:3]
-
-    def cut_keys(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
-        """Intersect ranges of keys with each band; (starts, ends, band) of each piece."""
-        return overlaps(self.key_start, self.key_end, starts, ends)[:3]
-
 
 def overlaps(low: Ints, high: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Intersect every window ``[low, high)`` with the sorted, disjoint ranges that it overlaps.
