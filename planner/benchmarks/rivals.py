@@ -32,9 +32,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Ints
 from dcp_planner import Cluster
 from dcp_planner.baselines import chunk_of_blocks, chunk_within_sequence
-from dcp_planner.model.problem import Placement, Workload, pack_largest_first
+from dcp_planner.model.problem import Placement, Workload, loads_of, pack_largest_first
 
 Owners = NDArray[np.int32]
 
@@ -52,25 +53,19 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A placement by another system.
+    """A placement by another system."""
 
-    Attributes:
-        placement: of tokens, and of tiles at their queries.
-        sent: bytes as that system sends them; ``None``: those of the plan, sent directly.
-    """
-
-    placement: Placement
-    sent: Sent | None
+    placement: Placement  # of tokens, and of tiles at their queries
+    sent: Sent | None  # bytes as that system sends them; `None`: those of the plan, sent directly
 
 
 def _at_queries(owner: Owners, workload: Workload) -> Placement:
     return Placement(owner, owner[workload.compute_q])
 
 
-def _work_of_sequences(workload: Workload) -> NDArray[np.int64]:
-    work = np.zeros(len(workload.cu_seqlens) - 1, np.int64)
-    np.add.at(work, workload.block_sequence[workload.compute_q], workload.compute_pairs)
-    return work
+def _work_of_sequences(workload: Workload) -> Ints:
+    of_tile = workload.block_sequence[workload.compute_q]
+    return loads_of(of_tile, workload.compute_pairs, len(workload.cu_seqlens) - 1)
 
 
 def _ring(tokens: int, first: int, width: int, workload: Workload, cluster: Cluster) -> Sent:
@@ -113,14 +108,19 @@ def megatron_dynamic(workload: Workload, cluster: Cluster) -> Rival:
     lengths = np.diff(workload.cu_seqlens).astype(np.int64)
     room = max(1.0, lengths.sum() / ranks)
     width = np.minimum(2 ** np.ceil(np.log2(np.maximum(lengths / room, 1))), ranks).astype(np.int32)
-    work, load = _work_of_sequences(workload), np.zeros(ranks)
-    first = np.zeros(len(lengths), np.int32)
+    first = _emptiest_runs(lengths, width, _work_of_sequences(workload), ranks)
+    return _grouped(workload, first, width, cluster)
+
+
+def _emptiest_runs(lengths: Ints, width: Owners, work: Ints, ranks: int) -> Owners:
+    """Put documents, the longest first, on the aligned ranks of their width with least work."""
+    first, load = np.zeros(len(lengths), np.int32), np.zeros(ranks)
     for document in np.argsort(-lengths, kind="stable"):
         size = int(width[document])
         groups = load[: ranks // size * size].reshape(-1, size).max(axis=1)
         first[document] = int(np.argmin(groups)) * size
         load[first[document] : first[document] + size] += work[document] / size
-    return _grouped(workload, first, width, cluster)
+    return first
 
 
 def zeppelin(workload: Workload, cluster: Cluster) -> Rival:
@@ -129,19 +129,13 @@ def zeppelin(workload: Workload, cluster: Cluster) -> Rival:
     lengths = np.diff(workload.cu_seqlens).astype(np.int64)
     room = max(1.0, lengths.sum() / ranks)
     width = np.where(lengths <= room, 1, np.where(lengths <= room * inside, inside, ranks))
-    first, held = np.zeros(len(lengths), np.int32), np.zeros(ranks)
-    for document in np.argsort(-lengths, kind="stable"):
-        size = int(width[document])
-        groups = held.reshape(-1, size).max(axis=1)
-        first[document] = int(np.argmin(groups)) * size
-        held[first[document] : first[document] + size] += lengths[document] / size
-    return _grouped(workload, first, width.astype(np.int32), cluster)
+    width = width.astype(np.int32)
+    first = _emptiest_runs(lengths, width, lengths, ranks)
+    return _grouped(workload, first, width, cluster)
 
 
-def _work_of_blocks(workload: Workload) -> NDArray[np.int64]:
-    work = np.zeros(workload.num_blocks, np.int64)
-    np.add.at(work, workload.compute_q, workload.compute_pairs)
-    return work
+def _work_of_blocks(workload: Workload) -> Ints:
+    return loads_of(workload.compute_q, workload.compute_pairs, workload.num_blocks)
 
 
 def torch_ptrr(workload: Workload, cluster: Cluster) -> Rival:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl import BlockSparsity
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, validate
-from dcp_planner.model.problem import Placement, build_workload
+from dcp_planner.model.problem import Placement, Workload, build_workload
 from dcp_planner.schedule.divisions import Manner
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.kahypar import Hypergraph
@@ -96,6 +96,14 @@ def placements(draw: st.DrawFn, blocks: int, tiles: int, devices: int) -> Placem
     """Any placement at all, however bad."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     return Placement(rng.integers(0, devices, blocks), rng.integers(0, devices, tiles))
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> tuple[Workload, Cluster, Placement]:
+    """A batch and a cluster, with any placement."""
+    workload, cluster = build_workload(draw(sparsities()), ModelShape()), draw(clusters())
+    sizes = workload.num_blocks, workload.num_tiles, cluster.num_devices
+    return workload, cluster, draw(placements(*sizes))
 
 
 def manners(*, is_fetched_again: bool = True, is_striped: bool = True) -> st.SearchStrategy[Manner]:
@@ -183,6 +191,7 @@ def strategies() -> SimpleNamespace:
     return SimpleNamespace(
         sparsities=sparsities,
         placements=placements,
+        placed=placed,
         placed_plans=placed_plans,
         clusters=clusters,
         manners=manners,

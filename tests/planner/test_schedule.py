@@ -42,11 +42,7 @@ from dcp_planner.tables import accumulator_bytes, receive_buffer_bytes
 def test_local_tiles_come_first_then_those_that_wait_for_keys_only_and_no_division_is_left_out(
     strategies, data, divisions
 ):
-    workload = build_workload(data.draw(strategies.sparsities()), ModelShape())
-    cluster = data.draw(strategies.clusters())
-    placed = data.draw(
-        strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
-    )
+    workload, cluster, placed = data.draw(strategies.placed())
     schedule = make_schedule(workload, placed, cluster, PlanConfig(divisions=divisions))
     owner, device = placed.device_of_data, placed.device_of_compute
     needs_q = owner[workload.compute_q] != device

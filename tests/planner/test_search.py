@@ -98,11 +98,7 @@ def test_tiny_cases_are_placed_at_the_best_cost(masks, partitioner, name):
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_the_cost_of_a_state_is_what_sets_count(strategies, data):
-    sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
-    workload = build_workload(sparsity, ModelShape())
-    found = data.draw(
-        strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
-    )
+    workload, cluster, found = data.draw(strategies.placed())
     devices = cluster.num_devices
     group = np.arange(devices) // cluster.devices_per_node
     state = state_of_split(
@@ -292,11 +288,7 @@ def counted(state, cluster, way):
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_loads_are_what_sets_count_and_nobody_ends_above_a_cap_and_where_it_began(strategies, data):
-    sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
-    workload = build_workload(sparsity, ModelShape())
-    found = data.draw(
-        strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
-    )
+    workload, cluster, found = data.draw(strategies.placed())
     split = Split(found.device_of_compute, found.device_of_data)
     state = laid_out(split, workload, cluster, Caps(10**9, 10**9))
     for budget in (0, 500):
@@ -377,10 +369,8 @@ def loads_by_hand(part, sizes, parts):
 
 @given(st.data())
 def test_any_placement_is_brought_under_the_caps(strategies, data):
-    workload = build_workload(data.draw(strategies.sparsities()), ModelShape())
-    cluster = data.draw(strategies.clusters())
+    workload, cluster, found = data.draw(strategies.placed())
     parts = cluster.num_devices
-    found = data.draw(strategies.placements(workload.num_blocks, workload.num_tiles, parts))
     tolerance = data.draw(st.sampled_from([0.0, 0.1, 0.5]))
     config = PlanConfig(compute_tolerance=tolerance, token_tolerance=tolerance)
     fixed = hold(found, workload, cluster, config)
@@ -411,11 +401,7 @@ def test_owners_of_head_groups_are_brought_under_the_token_cap(masks):
 @pytest.mark.parametrize("tolerance", [None, 0.1])
 @given(st.data())
 def test_whatever_misses_a_tolerance_is_said(strategies, tolerance, data):
-    workload = build_workload(data.draw(strategies.sparsities()), ModelShape())
-    cluster = data.draw(strategies.clusters())
-    found = data.draw(
-        strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
-    )
+    workload, cluster, found = data.draw(strategies.placed())
     config = PlanConfig(compute_tolerance=tolerance)
     said = [w.code for w in find_shortfalls(found, workload, cluster, config)]
     expected = []

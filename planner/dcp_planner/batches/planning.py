@@ -174,7 +174,6 @@ def plan_batch(masks: Sequence[Batch], planning: PlanningChoices) -> tuple[Plann
 def _planned(
     masks: Sequence[Batch], planning: PlanningChoices, config: PlanConfig
 ) -> list[tuple[Plan, BatchFigures]]:
-    """Plan a batch with one partitioner: as a stack, or under the only mask."""
     shape, cluster = planning.shape, planning.cluster
     layers = [(batch.sparsity, batch.use.layers) for batch in masks if batch.use is not None]
     with stopwatch() as watch:

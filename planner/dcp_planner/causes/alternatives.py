@@ -140,7 +140,6 @@ class Recording:
         return float(ended.max() - begin.min()) / 1e9
 
     def _spent(self, free: Collection[Free]) -> Ints:
-        """Compute the own time of each event, int64 ``[E]``."""
         trace, found = self.trace, self.dependencies
         spent = (found.end_ns - found.begin_ns).astype(np.float64)
         if "links" in free:

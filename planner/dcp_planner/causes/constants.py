@@ -135,7 +135,6 @@ def _passes_of(trace: Trace) -> list[_Pass]:
 
 
 def _seconds(trace: Trace, passes: Sequence[_Pass]) -> float:
-    """Compute the median time of a layer in each direction, and add them up."""
     total = 0.0
     for backward in (False, True):
         spans: dict[int, list[tuple[int, int]]] = {}

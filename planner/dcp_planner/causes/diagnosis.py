@@ -149,7 +149,6 @@ def _most_waiting(scene: Scene) -> dict[str, Any]:
 
 
 def _idle(scene: Scene) -> dict[str, Any]:
-    """Name the devices without work."""
     return {"devices": scene.idle_devices.tolist()}
 
 
@@ -164,11 +163,7 @@ _PLACES: Mapping[str, Callable[[Scene], dict[str, Any]]] = {
 Name = Free | Literal["order", "memory"]
 Kind = Literal["compute", "links", "latency", "order", "launches", "memory", "idle"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_KIND_OF: Mapping[Name, Kind] = {
-    "waves": "compute",
-    "tiles": "compute",
-    "balance": "compute",
-}
+_KIND_OF: Mapping[Name, Kind] = {"waves": "compute", "tiles": "compute", "balance": "compute"}
 
 
 @dataclass(frozen=True, slots=True)

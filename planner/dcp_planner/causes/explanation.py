@@ -193,7 +193,6 @@ def path_lines(why: Why) -> tuple[PathLine, ...]:
 
 
 def _step_text(trace: Trace, event: int, step: str) -> str:
-    """Describe a step of the critical path."""
     device, peer, name = int(trace.device[event]), int(trace.peer[event]), trace.name_of(event)
     lane, division = LANES[trace.lane[event]], int(trace.division[event])
     if lane == "send":
@@ -301,10 +300,7 @@ def explain(first: Plan, second: Plan, *, known: Diagnosis | None = None) -> Exp
 
 
 def explain_difference(
-    found: Explanation,
-    names: tuple[str, str],
-    seconds: TimeText,
-    share: ShareText = percent,
+    found: Explanation, names: tuple[str, str], seconds: TimeText, share: ShareText = percent
 ) -> str:
     """Explain in sentences which plan is faster and why."""
     first, second = found.first.seconds, found.second.seconds

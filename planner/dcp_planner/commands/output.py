@@ -157,6 +157,5 @@ def _refuse(text: str, option: str = "--out") -> NoReturn:
 
 
 def _labelled(path: Path, label: str, suffix: str) -> Path:
-    """Put a label before the ending of a name."""
     stem = path.name.removesuffix(suffix)
     return path.with_name(f"{stem}.{label}{path.name[len(stem) :]}")

@@ -240,7 +240,6 @@ def _step_times(masks: list[MaskOutput], options: dict[str, Any]) -> "dict[str, 
 
 
 def _model(name: str, cluster: "Cluster", shape: "ModelShape") -> "StepModel":
-    """Return the share of a model on a device with the heads of `shape`."""
     from dcp_planner.step.setting import step_model
 
     return step_model(name, cluster.name).with_heads(shape)

@@ -89,9 +89,7 @@ def _mesh(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
     help="Other policies to compare on the same documents. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--out",
-    metavar="FILE",
-    help="Write the first step to FILE (*.dcpstep.json) for the dashboard.",
+    "--out", metavar="FILE", help="Write the first step to FILE (*.dcpstep.json) for the dashboard."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def step(
@@ -157,7 +155,6 @@ def _setting(options: dict[str, Any]) -> "StepSetting":
 
 
 def _cluster(name: str, devices: int) -> "Cluster":
-    """Return the cluster of a name with as many nodes as the mesh needs."""
     from dataclasses import replace
 
     from dcp_planner.model.cluster_file import find_cluster

@@ -151,7 +151,6 @@ _CAPS = {
 
 
 def _print_caps(console: Console, exceeded: Collection[str]) -> None:
-    """Explain the marks of exceeded caps."""
     for name, text in _CAPS.items():
         if name in exceeded:
             console.print(text)

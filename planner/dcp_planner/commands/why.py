@@ -92,7 +92,6 @@ def _document(
 def _show_why(
     found: "Why", plan: "Plan", tried: "Sequence[Suggestion]", compared: "Explanation | None"
 ) -> None:
-    """Print sentences, the critical path and suggestions to standard output."""
     from rich.text import Text
 
     from dcp_planner.causes.explanation import explain_difference, path_lines, three_sentences

@@ -213,7 +213,6 @@ class _Scratch(NamedTuple):
 def _add_launches(
     kernel: _Kernel, rows: Ints, item_ptr: Ints, items: Indices, scratch: _Scratch, taken: Floats
 ) -> None:
-    """Add the time of one kernel of each launch."""
     load, touched, sms = scratch.load, scratch.touched, kernel.sms
     for n in range(len(rows)):
         row, known, total, longest, merged = rows[n], 0, 0.0, 0.0, 0.0

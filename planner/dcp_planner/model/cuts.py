@@ -267,7 +267,6 @@ def _pack(sequences: Sequence[Form]) -> BlockSparsity:
 
 
 def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:
-    """Find the borders of all token blocks, int64 ``[D+1]``."""
     places, worth = [], []
     for slabs, at in (found for batch in batches for found in _all_slabs(batch)):
         rows = slabs.q_end - slabs.q_start

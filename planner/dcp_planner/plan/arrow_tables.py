@@ -289,7 +289,6 @@ def _worker(_pid: int) -> Worker:
 def _received(
     arrays: Any, texts: Mapping[str, list[str]], key: str, kind: pa.DataType, rows: int
 ) -> Column:
-    """Return a column of the answer."""
     if pa.types.is_list(kind):
         pointers = _array(arrays, f"{key}.ptr", pa.int64(), rows + 1)
         if pointers[0] != 0 or (np.diff(pointers) < 0).any():

@@ -193,7 +193,6 @@ def _starts(sizes: Sequence[int]) -> Ints:
 
 
 def _join(plans: Sequence[Plan], token: Ints) -> Workload:
-    """Put the token blocks and tiles of the plans one behind the other."""
     sequence = _starts([len(plan.cu_seqlens) - 1 for plan in plans])
     block = _starts([len(plan.blocks) for plan in plans])
     return Workload(

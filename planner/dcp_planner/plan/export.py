@@ -80,7 +80,6 @@ def export_plan(plan: Plan, format: PlanFormat) -> Export:
 
 
 def _mask_of(plan: Plan) -> Slabs:
-    """Return the mask of the whole batch as slabs."""
     tables = [plan.slabs.table()]
     for placed in plan.forms:
         q, k = placed.q_start, placed.kv_start

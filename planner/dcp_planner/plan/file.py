@@ -250,7 +250,6 @@ def _check_regular(path: Path) -> os.stat_result:
 
 
 def _read_members(file: BinaryIO, wanted: Container[str]) -> dict[str, bytes]:
-    """Read the wanted members of an archive; all of its members are checked."""
     size = file.seek(0, io.SEEK_END)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -358,7 +357,6 @@ def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be 
 
 
 def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
-    """Build a cluster or a shape from its JSON object, with every field, each of its type."""
     kinds: dict[object, type] = {kind: kind for kind in (int, float, str, bool)}
     kinds |= {float | None: float, int | None: int, MessageOrder: str, PortSharing | None: str}
     given: dict[str, Any] = {}

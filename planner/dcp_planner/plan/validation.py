@@ -74,7 +74,6 @@ def require(holds: Bools, invariant: str, table: str, *columns: object) -> None:
 
 
 def _check_groups(plan: Plan) -> None:
-    """Require the columns of head groups if, and only if, there are several groups."""
     groups = plan.head_groups
     if not 1 <= groups <= MOST_HEAD_GROUPS:
         raise PlanError(f"a plan has 1 to {MOST_HEAD_GROUPS} head groups, got {groups}")
@@ -312,7 +311,6 @@ def _used_inputs(plan: Plan, visits: Visits) -> Bools:
 
 
 def _result_places(plan: Plan, used: Bools) -> Ints:
-    """Return the places of the results of the used inputs."""
     table, kinds = plan.transfers, TransferKind
     row, column = table.kind == kinds.Q, (table.kind == kinds.KV) & table.is_backward
     rows = np.flatnonzero(used & (row | column))
@@ -360,7 +358,6 @@ def _places(table: Transfers, plan: Plan) -> Ints:
 
 
 def _needed_places(plan: Plan) -> Ints:
-    """Return the places of all transfers that the tiles need."""
     owner, tiles, kinds = plan.blocks.owner, plan.tiles, TransferKind
     places = []
     for block, wanted in (
@@ -423,13 +420,7 @@ def _bytes_per_token(plan: Plan) -> Ints:
     # By `TransferKind`: KV, Q, OUT, DQ, DKV. Backward's Q is q and dout, lse and delta.
     forward = np.array([size * keys_and_values, size * row, home * row + heads, 0, 0])
     backward = np.array(
-        [
-            size * keys_and_values,
-            2 * (size * row + heads),
-            0,
-            home * row,
-            keys_home,
-        ]
+        [size * keys_and_values, 2 * (size * row + heads), 0, home * row, keys_home]
     )
     return np.where(table.is_backward, backward[table.kind], forward[table.kind])
 

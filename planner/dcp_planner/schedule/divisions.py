@@ -144,7 +144,6 @@ def _remote(workload: Workload, placement: Placement) -> tuple[Bools, Ints, Ints
 
 
 def _blocks(workload: Workload, tiles: Ints, is_row: Bools) -> tuple[Indices, Indices]:
-    """Return the blocks of tiles: queries first where `is_row`, else keys first."""
     q, kv = workload.compute_q[tiles], workload.compute_kv[tiles]
     return np.where(is_row, q, kv), np.where(is_row, kv, q)
 

@@ -182,7 +182,6 @@ class Search:
 
     @property
     def _is_small(self) -> bool:
-        """Check that the state of all devices together is small enough."""
         width = self.cluster.num_devices + self.cluster.nodes
         return 2 * self.problem.num_blocks * width <= _MOST_CELLS
 
@@ -328,11 +327,7 @@ def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator
 
 
 def _descend_rungs(
-    workload: Workload,
-    cluster: Cluster,
-    config: PlanConfig,
-    compute: float,
-    rungs: Sequence[float],
+    workload: Workload, cluster: Cluster, config: PlanConfig, compute: float, rungs: Sequence[float]
 ) -> Iterator[Placement]:
     """Search under a compute tolerance, then under each share of it and of the token tolerance."""
     split = None

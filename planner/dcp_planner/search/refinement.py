@@ -91,7 +91,6 @@ def _choose(state: State, part: int, work: float, size: float, noise: float) -> 
 
 @inner
 def _sweep_tiles(state: State, order: Ints, noise: float) -> int:
-    """Offer every tile a move; return how many moved."""
     moves, blocks = 0, len(state.tokens)
     part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
     count, loads = state.counts, state.loads
@@ -119,7 +118,6 @@ def _sweep_tiles(state: State, order: Ints, noise: float) -> int:
 
 @inner
 def _sweep_owners(state: State, order: Ints, noise: float) -> int:
-    """Offer every block another owner; return how many moved."""
     moves, blocks = 0, len(state.tokens)
     for block in order:
         here = int(state.owner[block])

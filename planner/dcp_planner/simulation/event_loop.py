@@ -208,7 +208,6 @@ def _freed(steps: Steps, messages: Messages, state: _State, side: int, x: int, n
 
 @inlined
 def _launch(steps: Steps, messages: Messages, state: _State, device: int, row: int) -> None:
-    """Launch the messages of an instruction at their end on a device."""
     for k in range(steps.item_ptr[row], steps.item_ptr[row + 1]):
         x = steps.items[k]
         state.still_open[row] += 1
@@ -317,7 +316,6 @@ def _leave_stream(messages: Messages, state: _State, now: int) -> int:
 def _handle(
     steps: Steps, messages: Messages, state: _State, what: int, subject: int, now: int
 ) -> None:
-    """Handle an event, and start the messages that it sets free."""
     state.counts[_STARTING] = 0
     device = subject
     if what != _RESUME:

@@ -177,7 +177,6 @@ def groups_of(
 
 @compiled
 def _find_launches(steps: Steps, source: Indices, launch: IntTable) -> None:
-    """Find the instruction that launches each message at its source and at its target."""
     for device in range(len(steps.row_ptr) - 1):
         for row in range(steps.row_ptr[device], steps.row_ptr[device + 1]):
             if steps.op[row] == LAUNCH:
@@ -291,7 +290,6 @@ def durations(
 
 @compiled
 def _add_merged(steps: Steps, size_bytes: Ints, merged: Ints) -> None:
-    """Add up the bytes that each instruction merges."""
     for row in range(len(steps.op)):
         if steps.op[row] == REDUCTION:
             for k in range(steps.item_ptr[row], steps.item_ptr[row + 1]):

@@ -84,7 +84,6 @@ def _slices(trace: Trace, rows: Ints, pid: Indices, tid: Ints, flow: Ints) -> by
 
 
 def _name(what: str, name: str, **ids: int) -> bytes:
-    """Write the event that names a process or a thread."""
     event = {"ph": "M", **ids, "name": f"{what}_name", "args": {"name": name}}
     return json.dumps(event).encode()
 

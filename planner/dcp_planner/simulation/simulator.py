@@ -408,7 +408,6 @@ def _compute_events(played: Played) -> tuple[Ints, list[str]]:
 
 
 def _waits(played: Played) -> tuple[Ints, list[str]]:
-    """List the waits at which a device stood still."""
     programs = played.model.programs
     chosen = np.flatnonzero((programs.op == WAIT) & (played.ended > played.begun))
     # Programs launch inputs and results apart, so the first transfer of a launch tells.

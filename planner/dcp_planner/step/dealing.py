@@ -52,13 +52,7 @@ class Exchange(NamedTuple):
     first: int
 
 
-def deal(
-    work: Floats,
-    tokens: Ints,
-    size: Ints,
-    shape: tuple[int, int],
-    cap: float,
-) -> Deal:
+def deal(work: Floats, tokens: Ints, size: Ints, shape: tuple[int, int], cap: float) -> Deal:
     """Choose a run of units for every document: wide ones first, then the longest.
 
     `size` of a document is a power of two units, or all; `shape`: micro-batches, units of each.
@@ -85,7 +79,6 @@ def deal(
 
 @inlined
 def _most(values: FloatTable, batch: int, first: int, size: int) -> float:
-    """Return the largest value of a run."""
     most: float = values[batch, first]
     for unit in range(first + 1, first + size):
         most = max(most, values[batch, unit])

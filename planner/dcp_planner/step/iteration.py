@@ -93,7 +93,6 @@ def unevenness(width: Floats, cluster: Cluster) -> Floats:
 
 
 def _nodes(width: Floats, cluster: Cluster) -> Floats:
-    """Compute the number of nodes of groups of some widths, at least one."""
     return np.maximum(width / cluster.devices_per_node, 1.0)
 
 
@@ -250,7 +249,6 @@ def _attention(
     cluster: Cluster,
     sharding: Sharding,
 ) -> Floats:
-    """Estimate the attention of one layer in each group, ``[G]``."""
     if sharding != "everywhere":
         return attention_seconds(members, model.shape, cluster, sharding)
     # All documents of a micro-batch form one group over the whole mesh.

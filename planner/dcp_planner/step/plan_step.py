@@ -63,7 +63,6 @@ def even(width: int, tolerance: float | None) -> Policy:
 
 
 def _cap(problem: StepProblem, tolerance: float | None) -> float:
-    """Return the most tokens of a device."""
     if tolerance is None:
         return problem.room
     return min(problem.room, (1 + tolerance) * problem.mean_tokens)
@@ -135,9 +134,7 @@ class StepPlan(Drawn):
 
 
 def levels(
-    mesh: StepMesh,
-    documents: int,
-    widths: Sequence[int] | None = None,
+    mesh: StepMesh, documents: int, widths: Sequence[int] | None = None
 ) -> dict[str, tuple[Policy, ...]]:
     """Return the levels for a mesh by name, each with its variants.
 

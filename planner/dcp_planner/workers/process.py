@@ -132,7 +132,7 @@ class WorkerProcess:
         return frame
 
     def _read_output(self) -> bool:
-        """Read its output; return False if there is nothing more to read."""
+        """Return False if there is nothing more to read."""
         try:
             data = os.read(self._output, 1 << 16)
         except OSError:  # nothing is there, or it was closed on this thread (`receive`)
