@@ -13,6 +13,7 @@ the reference are columns with a value per token.
 
 import argparse
 import os
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -23,12 +24,13 @@ from documents import read_documents
 from gpt import GPT, GPTConfig
 from torch.nn import functional
 
-from dcp_dsl import Sample, Spec
+from dcp_dsl import Mask, Sample, Spec
 from dcp_planner import ModelShape
 from dcp_runtime import (
     DCPAttn,
     DCPDataloader,
     DCPExecutor,
+    LocalData,
     LookAhead,
     Packing,
     Planning,
@@ -44,27 +46,40 @@ CLIP, KL_WEIGHT, CONFIG = 0.2, 0.05, GPTConfig(layers=2, width=64)
 GROUPS, PROMPT, ROLLOUTS, LONGEST = 8, 96, 6, 48
 
 Row: TypeAlias = dict[str, Any]  # Any: numbers and lists of them
+Train: TypeAlias = Callable[[GPT, list[Row], int], list[tuple[float, float]]]
+"""Trains a policy for some steps; returns loss and gradient norm of each."""
 
 
 def main() -> None:
     """Train some steps on one batch of groups; print what packing saves, and every loss."""
+    start(__doc__, sampled_groups, savings, train_packed, train_separate)
+
+
+def start(
+    about: str,
+    sample: Callable[[], tuple[list[Row], GPT]],
+    saves: Callable[[list[Row]], str],
+    together: Train,
+    alone: Train,
+) -> None:
+    """Train on what is sampled, together or each rollout alone, as the command line says."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--separate", action="store_true", help="without packing, on one process")
+    parser.add_argument("--separate", action="store_true", help="rollouts alone, on one process")
     arguments = parser.parse_args()
     if "RANK" in os.environ:  # torchrun sets it
         dist.init_process_group("gloo")
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        groups, policy = sampled_groups()
+        rows, policy = sample()
         says = dist.get_rank() == 0
         if says:
-            print(savings(groups))
-        train = train_separate if arguments.separate else train_packed
-        for step, (loss, norm) in enumerate(train(policy, groups, arguments.steps)):
+            print(saves(rows))
+        train = alone if arguments.separate else together
+        for step, (loss, norm) in enumerate(train(policy, rows, arguments.steps)):
             if says:
                 print(f"step {step}: loss {loss:.6f}, gradient norm {norm:.4f}", flush=True)
     finally:
@@ -148,15 +163,23 @@ def policy_terms(
 
 
 def train_packed(model: GPT, groups: list[Row], steps: int) -> list[tuple[float, float]]:
-    """Train on packed groups over all ranks; return loss and gradient norm of every step."""
-    shape = ModelShape(CONFIG.q_heads, CONFIG.kv_heads, CONFIG.head_dim, dtype_bytes=4)
+    """Train on packed groups over all ranks."""
     rules = RowRules(loss_column="is_rollout", extra_columns=COLUMNS)
-    packing = Packing(token_budget=sum(len(group["tokens"]) for group in groups))
-    planning, ahead = Planning(shape), LookAhead(processes=0)
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    budget = sum(len(group["tokens"]) for group in groups)
+    found = train_on(model, groups, SPEC.mask("group"), rules, budget, steps)
+    return [figures for _, _, figures in found]
+
+
+def train_on(
+    model: GPT, rows: Sequence[Row], mask: Mask, rules: RowRules, budget: int, steps: int
+) -> Iterator[tuple[LocalData, torch.Tensor, tuple[float, float]]]:
+    """Yield data, log-probs of its targets, loss and gradient norm of every step, on all ranks."""
+    shape = ModelShape(CONFIG.q_heads, CONFIG.kv_heads, CONFIG.head_dim, dtype_bytes=4)
+    packing, ahead = Packing(token_budget=budget), LookAhead(processes=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with (
         DCPExecutor() as executor,
-        DCPDataloader(groups, SPEC.mask("group"), packing, rows=rules, planning=planning,
+        DCPDataloader(rows, mask, packing, rows=rules, planning=Planning(shape),
                       look_ahead=ahead) as loader,
     ):  # fmt: skip
         for _ in range(steps):
@@ -169,13 +192,13 @@ def train_packed(model: GPT, groups: list[Row], steps: int) -> list[tuple[float,
                 )
                 log_probs = logits.log_softmax(-1)[data.target_rows, data.target_ids]
                 columns = (data.target_extra[name] for name in COLUMNS)
-                loss = policy_terms(log_probs, *columns).sum() / data.num_targets
-                losses.append(update(model, optimizer, loss))
-    return losses
+                terms = policy_terms(log_probs, *columns) * data.target_weights
+                figures = update(model, optimizer, terms.sum() / data.num_targets)
+                yield data, log_probs.detach(), figures
 
 
 def train_separate(model: GPT, groups: list[Row], steps: int) -> list[tuple[float, float]]:
-    """Train on one process on every prompt with every rollout; return the same figures."""
+    """Train on one process on every prompt with every rollout."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     targets = sum(sum(group["rollout_lens"]) for group in groups)
     for _ in range(steps):

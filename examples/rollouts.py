@@ -11,30 +11,16 @@ The first finds what their rollouts share, stores it once and spreads the trees 
 counted by each, with its own advantage.
 """
 
-import argparse
-import os
 from itertools import islice
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from documents import read_documents
 from gpt import GPT
-from grpo import COLUMNS, CONFIG, Row, log_probs_of, policy_terms, update
+from grpo import COLUMNS, CONFIG, Row, log_probs_of, policy_terms, start, train_on, update
 
 from dcp_dsl import Spec
-from dcp_planner import ModelShape
-from dcp_runtime import (
-    DCPAttn,
-    DCPDataloader,
-    DCPExecutor,
-    LookAhead,
-    Packing,
-    Planning,
-    RowRules,
-    by_rollout,
-    group_rows,
-)
+from dcp_runtime import RowRules, by_rollout, group_rows
 
 MASK = Spec.from_text("mask tree = rollout_tree").mask("tree")
 TASKS, RUNS, TURNS, LONGEST, BUDGET = 3, 6, 4, 40, 2048
@@ -42,32 +28,16 @@ TASKS, RUNS, TURNS, LONGEST, BUDGET = 3, 6, 4, 40, 2048
 
 def main() -> None:
     """Train some steps on one batch of rollouts; print what trees save, and every loss."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    start(__doc__, sampled_rollouts, savings, train_trees, train_separate)
+
+
+def savings(rollouts: list[Row]) -> str:
+    """Return how many tokens and pairs trees save."""
+    trees = group_rows(rollouts, token_budget=BUDGET)
+    return (
+        f"{trees.num_rollouts} rollouts of {trees.separate_tokens:,} tokens in {len(trees)} trees "
+        f"of {trees.tokens:,}, {trees.separate_pairs / trees.pairs:.2f} times fewer pairs"
     )
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--separate", action="store_true", help="without trees, on one process")
-    arguments = parser.parse_args()
-    if "RANK" in os.environ:  # torchrun sets it
-        dist.init_process_group("gloo")
-    else:
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        rollouts, policy = sampled_rollouts()
-        trees = group_rows(rollouts, token_budget=BUDGET)
-        says = dist.get_rank() == 0
-        if says:
-            print(
-                f"{trees.num_rollouts} rollouts of {trees.separate_tokens:,} tokens in "
-                f"{len(trees)} trees of {trees.tokens:,}, "
-                f"{trees.separate_pairs / trees.pairs:.2f} times fewer pairs"
-            )
-        train = train_separate if arguments.separate else train_trees
-        for step, (loss, norm) in enumerate(train(policy, rollouts, arguments.steps)):
-            if says:
-                print(f"step {step}: loss {loss:.6f}, gradient norm {norm:.4f}", flush=True)
-    finally:
-        dist.destroy_process_group()
 
 
 def sampled_rollouts() -> tuple[list[Row], GPT]:
@@ -112,38 +82,21 @@ def runs_of(row: Row, rng: np.random.Generator) -> list[Row]:
 
 
 def train_trees(model: GPT, rollouts: list[Row], steps: int) -> list[tuple[float, float]]:
-    """Train on trees over all ranks; return loss and gradient norm of every step."""
+    """Train on trees over all ranks."""
     trees = group_rows(rollouts, token_budget=BUDGET)
-    shape = ModelShape(CONFIG.q_heads, CONFIG.kv_heads, CONFIG.head_dim, dtype_bytes=4)
     rules = RowRules(
         loss_column="is_reply", extra_columns=COLUMNS, shared_targets="per_path"
     )  # a turn counts once for each rollout that holds it
-    packing, ahead = Packing(token_budget=BUDGET), LookAhead(processes=0)
-    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
-    with (
-        DCPExecutor() as executor,
-        DCPDataloader(trees, MASK, packing, rows=rules, planning=Planning(shape),
-                      look_ahead=ahead) as loader,
-    ):  # fmt: skip
-        for _ in range(steps):
-            for data, plan in loader:
-                prepared = executor.prepare(plan)
-                logits = model(
-                    data.tokens,
-                    data.position_ids,
-                    lambda _, q, kv, prepared=prepared: DCPAttn.apply(prepared, q, kv),
-                )
-                log_probs = logits.log_softmax(-1)[data.target_rows, data.target_ids]
-                columns = (data.target_extra[name] for name in COLUMNS)
-                terms = policy_terms(log_probs, *columns) * data.target_weights
-                losses.append(update(model, optimizer, terms.sum() / data.num_targets))
-                # What a trainer logs: the log-probs of each rollout, on every rank.
-                assert len(by_rollout(log_probs.detach(), data)) == len(rollouts)
-    return losses
+    found = []
+    for data, log_probs, figures in train_on(model, trees, MASK, rules, BUDGET, steps):
+        # What a trainer logs: the log-probs of each rollout, on every rank.
+        assert len(by_rollout(log_probs, data)) == len(rollouts)
+        found.append(figures)
+    return found
 
 
 def train_separate(model: GPT, rollouts: list[Row], steps: int) -> list[tuple[float, float]]:
-    """Train on one process on every rollout alone; return the same figures."""
+    """Train on one process on every rollout alone."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     targets = sum(sum(run["is_reply"]) for run in rollouts)
     for _ in range(steps):

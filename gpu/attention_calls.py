@@ -15,8 +15,7 @@ from dcp_runtime.execute.passes import BackwardPass, ForwardPass, Pass
 from dcp_runtime.kernels.kernel import Kernel, QueryRows
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 
-Calls = tuple[Call, Call]
-"""Forward and backward."""
+Calls = tuple[Call, Call]  # forward and backward
 
 
 def device_plan(case: Case, kernel: Kernel) -> DevicePlan:

@@ -22,29 +22,19 @@ mask streaming_llm = causal and (k < 64 or q - k < 1k)
 mask documents = causal per doc
 mask sparse = causal and (k in chosen or q - k < 32)
 """
-HEADS = (32, 8)
-"""Query and key/value heads of the timed plans."""
+HEADS = (32, 8)  # query and key/value heads of the timed plans
 
 
 @dataclass(frozen=True)
 class Case:
-    """A mask on one packed sequence, planned for some ranks.
+    """A mask on one packed sequence, planned for some ranks."""
 
-    Attributes:
-        mask: a mask of `SPEC`, or one of the library.
-        tokens: tokens of the sequence.
-        ranks: devices that share the sequence.
-        head_dim: size of a head.
-        heads: query and key/value heads.
-        block: tokens of a block.
-    """
-
-    mask: str
+    mask: str  # of `SPEC`, or of the library
     tokens: int
     ranks: int = 1
     head_dim: int = 128
-    heads: tuple[int, int] = HEADS
-    block: int = 1024
+    heads: tuple[int, int] = HEADS  # of queries, and of keys and values
+    block: int = 1024  # tokens
 
     @property
     def name(self) -> str:

@@ -12,10 +12,8 @@ from typing import Any
 
 Json = dict[str, Any]  # Any: a JSON document
 Rows = list[Json]
-RIVAL = "torch flash"
-"""The kernel that the speeds of `kernels/cost.py` are relative to."""
-WAYS = ("forward_tflops", "backward_tflops")
-"""A row has only the first where backward failed."""
+RIVAL = "torch flash"  # the kernel that the speeds of `kernels/cost.py` are relative to
+WAYS = ("forward_tflops", "backward_tflops")  # a row has only the first where backward failed
 
 
 def main() -> None:

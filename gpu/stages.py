@@ -45,8 +45,7 @@ from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.transport import without_overlap
 
 Json = dict[str, Any]  # Any: a JSON document
-BACKWARD_OVER_FORWARD = 2.5
-"""Matrix products of backward over those of forward: five over two."""
+BACKWARD_OVER_FORWARD = 2.5  # matrix products of backward over those of forward: five over two
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest error against float64, over the largest value: p and out are rounded once each."""
 

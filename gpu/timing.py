@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 Call = Callable[[], object]
-MEASURE_S = 0.5
-"""Time that a measurement takes, between 3 and 50 calls."""
+MEASURE_S = 0.5  # time that a measurement takes, between 3 and 50 calls
 
 
 def has_cuda() -> bool:

@@ -189,7 +189,7 @@ def lone_transport(ranks):
     """Return the transport of the first rank of a group, whose other ranks are never there."""
     transport = GlooTransport.__new__(GlooTransport)
     transport.rank, transport._ranks = 0, list(ranks)
-    transport._timeout_s, transport._passed_on = TIMEOUT_S, frozenset()
+    transport.timeout_s, transport._passed_on = TIMEOUT_S, frozenset()
     place = "gloo", 1.0, ranks[0]
     transport._groups = [Group(tuple(ranks), number, *place) for number in (1, 2)]
     transport._queues, transport._threads = [], []
@@ -276,7 +276,7 @@ def test_closing_what_is_idle_breaks_no_connection(threads):
 def test_a_message_that_comes_too_late_is_an_error_of_its_parcel(threads):
     threads([0, 1])
     transport = lone_transport((0, 1))
-    transport._timeout_s = 0.01
+    transport.timeout_s = 0.01
     parcel = awaited(1)
     transport.start([parcel])
     assert parcel.wait(60)

@@ -509,7 +509,7 @@ def test_a_step_waits_for_all_messages_also_where_they_take_longer_than_one_may(
         optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.25)
         layer()
         time.sleep(0.1)  # the thread has begun to count
-        transport._timeout_s = 0.05
+        transport.timeout_s = 0.05
         threading.Timer(0.6, let_run_ahead, (transport, False)).start()
         optimizer.step()
         return transport._latest.wait(0)

@@ -45,7 +45,7 @@ def short_grace(monkeypatch):
 def gloo(short_grace):
     """Return a rank's transport without a group, whose failure registry keeps what it is told."""
     transport = GlooTransport.__new__(GlooTransport)
-    transport._timeout_s, transport._link = 1.0, None
+    transport.timeout_s, transport._link = 1.0, None
     transport._ranks, transport._groups = [0, 1, 2], [None, None]
     transport._failures = FailureRegistry(HashStore(), 0)
     return transport

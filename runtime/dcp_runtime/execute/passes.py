@@ -153,12 +153,8 @@ class Pass(ABC):
 
     def incoming(self, bundle: Bundle) -> tuple[Tensor, ...]:
         """Return the contiguous tensors to receive into."""
-        if (found := self._views.get(bundle)) is None:
-            # Inputs arrive behind the local rows, partial results in buffers of their own.
-            first = bundle.slot if bundle.is_result else bundle.rows[0].start
-            rows = slice(first, first + bundle.num_tokens)
-            found = self._views[bundle] = tuple(x[rows] for x in self._buffers[bundle.kind])
-        return found
+        # Inputs arrive behind the local rows, partial results in buffers of their own.
+        return self._received(bundle, bundle.slot if bundle.is_result else bundle.rows[0].start)
 
     def clear(self, bundles: tuple[Bundle, ...]) -> None:
         """Let the sums of blocks that arrive begin at 0: earlier blocks had these rows."""
@@ -192,11 +188,11 @@ class Pass(ABC):
             found = self._views[bundle] = (torch.cat(parts),)
         return tuple(x.index_select(0, found[0]) for x in buffers)
 
-    def _arrived(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        """Return the rows where a partial result has arrived."""
-        if (found := self._views.get(transfer)) is None:
-            rows = slice(transfer.slot, transfer.slot + transfer.num_tokens)
-            found = self._views[transfer] = tuple(x[rows] for x in self._buffers[transfer.kind])
+    def _received(self, part: Bundle | Transfer, first: int) -> tuple[Tensor, ...]:
+        """Return the rows of the buffers where blocks arrive."""
+        if (found := self._views.get(part)) is None:
+            rows = slice(first, first + part.num_tokens)
+            found = self._views[part] = tuple(x[rows] for x in self._buffers[part.kind])
         return found
 
     @abstractmethod
@@ -293,7 +289,7 @@ class ForwardPass(Pass):
 
     def reduce(self, kernel: Kernel, transfer: Transfer) -> None:
         """Merge a partial result by log-sum-exp."""
-        lse, out = self._arrived(transfer)
+        lse, out = self._received(transfer, transfer.slot)
         kernel.merge(self._state, transfer.row, out, lse)
 
     def _begun(self, kind: TransferKind, rows: slice) -> tuple[Tensor, ...]:
@@ -399,9 +395,9 @@ class BackwardPass(Pass):
     def reduce(self, kernel: Kernel, transfer: Transfer) -> None:
         """Add a partial sum."""
         if self._exact is not None and transfer.kind == TransferKind.DKV:
-            self._exact.merge(transfer.rows, *self._arrived(transfer))
+            self._exact.merge(transfer.rows, *self._received(transfer, transfer.slot))
             return
-        (partial,) = self._arrived(transfer)
+        (partial,) = self._received(transfer, transfer.slot)
         # += would also copy the rows back.
         self._wide(transfer.kind)[transfer.rows].add_(partial)
 

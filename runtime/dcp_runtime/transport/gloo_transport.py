@@ -126,7 +126,7 @@ class GlooTransport(GroupTransport):
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
         """Wait until every parcel has arrived or left."""
         # The threads give up first; this limit only guards against a thread that does not.
-        self._await(parcels, direction, 2 * self._timeout_s + 5, POLL_S)
+        self._await(parcels, direction, 2 * self.timeout_s + 5, POLL_S)
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
@@ -161,7 +161,7 @@ class GlooTransport(GroupTransport):
         error = None
         try:
             for work in posted.works:
-                work.wait(timedelta(seconds=self._timeout_s))
+                work.wait(timedelta(seconds=self.timeout_s))
             with posted.stream:
                 for tensor, host in posted.staged:
                     tensor.copy_(host)

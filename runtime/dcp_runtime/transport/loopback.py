@@ -158,7 +158,7 @@ class LoopbackTransport(Transport):
         """Wait until every parcel has arrived or left."""
         # Keeping the turn would stop the rank that is waited for.
         self.give_turn()
-        self._await(parcels, direction, self._timeout_s, POLL_S)
+        self._await(parcels, direction, self.timeout_s, POLL_S)
         self.take_turn(direction, parcels[0].division if parcels else None)
 
     def take_turn(self, place: str, division: int | None) -> None:
@@ -179,7 +179,7 @@ class LoopbackTransport(Transport):
             self._world.turn.release()
 
     def _waited(self, parcel: Parcel) -> str:
-        return f"{self._timeout_s:g} s long"
+        return f"{self.timeout_s:g} s long"
 
     def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
         """Wait for every rank at this place; other ranks may compute meanwhile."""

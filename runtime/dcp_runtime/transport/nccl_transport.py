@@ -194,7 +194,7 @@ class NcclTransport(GroupTransport):
     def _follow(self, batch: MessageBatch, place: str, division: int | None) -> str | None:
         """Poll until a batch is over; return the error if it never will be."""
         # It asks the device often, for exact times, and the store of the registry seldom.
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + self.timeout_s
         looks_s = time.monotonic() + POLL_S
         try:
             while not batch.is_over():

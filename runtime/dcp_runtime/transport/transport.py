@@ -97,18 +97,14 @@ class Transport(ABC):
     message_order: ClassVar[MessageOrder] = "any"
 
     def __init__(self, rank: int, size: int, store: Store, timeout_s: float) -> None:
-        self.rank, self.size, self._timeout_s = rank, size, timeout_s
+        # A rank may keep another one waiting for so long.
+        self.rank, self.size, self.timeout_s = rank, size, timeout_s
         self.store, self._failures = store, FailureRegistry(store, rank)
         self._barrier = StoreBarrier(store, rank, size, self._failures, timeout_s)
 
     def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
         """Begin a call of a plan."""
         self._failures.calls += 1
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a rank may keep another one waiting."""
-        return self._timeout_s
 
     @abstractmethod
     def start(self, parcels: Sequence[Parcel]) -> None:
@@ -141,7 +137,7 @@ class Transport(ABC):
         return self._failures.settle(status)
 
     def _waited(self, parcel: Parcel) -> str:
-        return describe_wait(parcel.error, self._timeout_s) if parcel.error else ""
+        return describe_wait(parcel.error, self.timeout_s) if parcel.error else ""
 
     def report(self, place: str, division: int | None, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
