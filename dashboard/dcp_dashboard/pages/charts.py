@@ -64,9 +64,9 @@ def graph(name: str, figure: go.Figure) -> Component:
     return dcc.Graph(id=name, figure=figure, config=GRAPH_CONFIG, className="dcp-graph")
 
 
-def _margins(left: int, right: int, top: int, bottom: int) -> dict[str, Any]:
+def _margins(left: int, top: int, bottom: int) -> dict[str, Any]:
     """Return the layout of a chart: the shared settings and its margins in pixels."""
-    return {"template": TEMPLATE, "margin": {"l": left, "r": right, "t": top, "b": bottom}}
+    return {"template": TEMPLATE, "margin": {"l": left, "r": 8, "t": top, "b": bottom}}
 
 
 def node_borders(node_ptr: NDArray[np.int64]) -> list[float]:
@@ -100,7 +100,7 @@ def deltas_figure(deltas: Sequence[Deltas], node_ptr: NDArray[np.int64]) -> go.F
              "line": BORDER}
             for x in node_borders(node_ptr)
         ]  # fmt: skip
-    figure.update_layout(shapes=lines, **_margins(56, 8, 22, 34))
+    figure.update_layout(shapes=lines, **_margins(56, 22, 34))
     figure.update_xaxes(**device_axis(size))
     figure.update_xaxes(title_text="device", row=len(deltas), col=1)
     return figure
@@ -180,7 +180,7 @@ def traffic_difference_figure(
     upward = axis | {"range": axis["range"][::-1], "scaleanchor": "x"}
     figure.update_xaxes(title_text="to device", **axis)
     figure.update_yaxes(title_text="from device", **upward)
-    figure.update_layout(shapes=shapes, **_margins(44, 8, 8, 34))
+    figure.update_layout(shapes=shapes, **_margins(44, 8, 34))
     return figure
 
 
@@ -197,7 +197,7 @@ def lengths_figure(report: DatasetReport) -> go.Figure | None:
         figure = _length_ranges(lines)
     else:
         return None
-    figure.update_layout(**_margins(48, 8, 10, 36))
+    figure.update_layout(**_margins(48, 10, 36))
     return figure
 
 
@@ -266,7 +266,7 @@ def spread_figure(report: DatasetReport) -> go.Figure | None:
             figure.update_xaxes(range=[centres[0] - 6, centres[0] + 6], tickvals=centres, **place)
         if counts.max() < 4:  # no ticks at half batches
             figure.update_yaxes(dtick=1, **place)
-    figure.update_layout(bargap=0.05, **_margins(32, 8, 24, 28))
+    figure.update_layout(bargap=0.05, **_margins(32, 24, 28))
     return figure
 
 

@@ -131,7 +131,7 @@ def table(heads: Sequence[Any], rows: Sequence[Component], kind: str = "") -> Co
     )
 
 
-def headings(texts: Iterable[str], numbers: Sequence[int] = ()) -> list[Component]:
+def headings(texts: Iterable[str], numbers: Sequence[int]) -> list[Component]:
     """Build the heading cells of a table; those at the places `numbers` stand above numbers."""
     return [
         html.Th(text, scope="col", className="dcp-number" if at in numbers else "")

@@ -77,12 +77,12 @@ class Pair(NamedTuple):
         known = ~np.isnan(a + b)  # a sum is NaN if either part is
         return (float(np.median(a[known])), float(np.median(b[known]))) if known.any() else None
 
-    def most_different(self, field: str = "step_s", most: int = 5) -> list[int]:
-        """Return the steps at which a figure differs most, the largest difference first."""
-        a, b = self.values(field)
+    def most_different(self) -> list[int]:
+        """Return the five steps whose times differ most, the largest difference first."""
+        a, b = self.values("step_s")
         apart = np.abs(b - a)
         # NaN sorts as no difference, and is left out below, since it is not above 0.
-        order = np.argsort(-np.nan_to_num(apart), kind="stable")[:most]
+        order = np.argsort(-np.nan_to_num(apart), kind="stable")[:5]
         return [int(self.steps[at]) for at in order if apart[at] > 0]
 
 

@@ -1,5 +1,8 @@
 """Where tiles and events lie on a canvas, and scripts that read its pixels."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 
 from dcp_planner import LANES, Plan, Trace
@@ -20,6 +23,17 @@ def centres(plan: Plan) -> list[tuple[float, float]]:
     """Return (across, down) of every tile as shares of the mask."""
     middle = (plan.blocks.start + plan.blocks.end) / 2 / plan.num_tokens
     return list(zip(middle[plan.tiles.kv_block], middle[plan.tiles.q_block], strict=True))
+
+
+def place(
+    traces: Sequence[Trace], source: int, event: int, window: Any = None, devices: int = 4
+) -> tuple[float, float]:
+    """Return the middle of an event's bar as shares; a device has a row for each trace."""
+    trace = traces[source]
+    start, end = window or (0, max(int(t.end_ns.max()) for t in traces))
+    middle = ((trace.start_ns[event] + trace.end_ns[event]) / 2 - start) / (end - start)
+    row = trace.device[event] * len(traces) + source + BANDS[LANES[trace.lane[event]]]
+    return float(middle), float(row / (devices * len(traces)))
 
 
 def longest(trace: Trace, lane: str) -> int:

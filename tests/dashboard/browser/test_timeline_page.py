@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from canvases import BANDS, READ, longest
+from canvases import READ, longest, place
 from PIL import Image
 
 from dcp_dashboard.api.encoding import KIND_COLOURS
@@ -24,7 +24,7 @@ from dcp_planner import (
     build_plan,
     write_plan,
 )
-from dcp_planner.simulation import EVENT_KINDS as KINDS
+from dcp_planner.simulation import EVENT_KINDS
 from dcp_planner.tables import measure_memory
 
 HOST = ".dcp-timeline"
@@ -39,15 +39,6 @@ def open_timeline(visit, query="", name="small.dcpplan"):
 def payload_rows(trace):
     """Events in the order that documented payloads have: device, lane, start."""
     return np.lexsort((trace.start_ns, trace.lane, trace.device))
-
-
-def place(traces, source, event, window=None, devices=4):
-    """The middle of an event's bar as shares of the canvas, two rows per device."""
-    trace = traces[source]
-    start, end = window or (0, max(int(t.end_ns.max()) for t in traces))
-    middle = ((trace.start_ns[event] + trace.end_ns[event]) / 2 - start) / (end - start)
-    row = trace.device[event] * len(traces) + source + BANDS[LANES[trace.lane[event]]]
-    return float(middle), float(row / (devices * len(traces)))
 
 
 def press_at(visit, x, y):
@@ -69,7 +60,7 @@ def test_predicted_and_measured_share_an_axis_in_the_colours_of_their_kinds(visi
     page = open_timeline(visit)
     chosen = [(s, longest(traces[s], lane)) for s in (0, 1) for lane in LANES]
     points = [place(traces, source, event) for source, event in chosen]
-    kinds = [KINDS[traces[source].kind[event]] for source, event in chosen]
+    kinds = [EVENT_KINDS[traces[source].kind[event]] for source, event in chosen]
     assert visit.colours_at(HOST, points) == [KIND_COLOURS[kind] for kind in kinds]
     page.click("button >> text=wait")
     page.wait_for_selector("button[aria-pressed=false] >> text=wait")
@@ -165,7 +156,7 @@ def overlap(trace, kind, t0, t1, devices):
     time = count = 0
     for i in range(len(trace)):
         inside = min(trace.end_ns[i], t1) - max(trace.start_ns[i], t0)
-        if KINDS[trace.kind[i]] == kind and trace.device[i] in devices and inside > 0:
+        if EVENT_KINDS[trace.kind[i]] == kind and trace.device[i] in devices and inside > 0:
             time, count = time + int(inside), count + 1
     return time, count
 
@@ -196,7 +187,7 @@ def test_an_area_is_summed_by_kind_and_device(visit, traces):
             percent = 100 * ns / (2 * (t1 - t0))
             assert float(share.split()[0]) == pytest.approx(percent, rel=0.01)
         kinds = {row[0] for row in rows}
-        assert kinds == {k for k in KINDS if overlap(trace, k, t0, t1, (1, 2))[1]}
+        assert kinds == {k for k in EVENT_KINDS if overlap(trace, k, t0, t1, (1, 2))[1]}
     page.focus(f"{HOST} .dcp-marks")
     page.keyboard.press("Escape")
     assert "area" not in state(page)

@@ -44,7 +44,6 @@ from dcp_dashboard.library.summary import caption_of_first_group
 from dcp_dashboard.pages.layout import markup
 from dcp_dsl import DCPError
 from dcp_planner.simulation import EVENT_KINDS
-from dcp_planner.simulation import EVENT_KINDS as KINDS
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +87,7 @@ def test_coverage_is_the_length_of_each_event_inside_each_pixel(events):
 def test_a_timeline_shows_the_longest_event_of_every_kind_in_its_colour(loaded):
     trace, size = loaded.traces["simulated"], loaded.plan.num_devices
     span = int(trace.end_ns.max() - trace.start_ns.min())
-    colours = [KIND_COLOURS[kind] for kind in KINDS]
+    colours = [KIND_COLOURS[kind] for kind in EVENT_KINDS]
     picture = timeline_pixels(trace, size, (size * 40, 900), span, colours, "#ffffff")
     for lane, height in ((0, 0.48), (1, 0.67), (2, 0.87), (3, 0.30)):
         events = np.flatnonzero(trace.lane == lane)

@@ -23,7 +23,6 @@ from dcp_planner.model.problem import Placement
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation import EVENT_KINDS
-from dcp_planner.simulation import EVENT_KINDS as KINDS
 from dcp_planner.tables import Reduction, measure_memory
 
 
@@ -32,7 +31,7 @@ def rows_of(trace):
     rows = [
         {
             "row": i, "device": int(trace.device[i]), "lane": LANES[trace.lane[i]],
-            "kind": KINDS[trace.kind[i]], "name": trace.name_of(i),
+            "kind": EVENT_KINDS[trace.kind[i]], "name": trace.name_of(i),
             "backward": bool(trace.is_backward[i]),
             "division": int(trace.division[i]), "peer": int(trace.peer[i]),
             "bytes": int(trace.size_bytes[i]), "start_ns": int(trace.start_ns[i]),
@@ -68,7 +67,7 @@ def test_a_search_finds_what_its_words_say(small_trace, find, wanted):
 @pytest.mark.parametrize("column", ["duration_ns", "name", "kind", "peer", "start_ns"])
 def test_sorting_is_stable_in_both_directions(small_trace, column):
     def key(row):
-        return KINDS.index(row["kind"]) if column == "kind" else row[column]
+        return EVENT_KINDS.index(row["kind"]) if column == "kind" else row[column]
 
     rows = rows_of(small_trace)
     rising = matching(small_trace, EventFilter(sort=column)).tolist()

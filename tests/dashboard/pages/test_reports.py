@@ -287,7 +287,6 @@ def test_medians_and_steps_of_two_runs_are_compared_where_both_have_a_step(tmp_p
     assert pair.medians("exposed_share") == (0.5, 0.25)
     assert pair.medians("queued") is None  # the second run does not say
     assert pair.most_different() == [3, 1, 2]
-    assert pair.most_different(most=1) == [3]
     assert Pair.of(first, first).most_different() == []
 
 
