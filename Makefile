@@ -139,14 +139,18 @@ vsix: setup-dev $(NODE_BIN) ## the extension for VS Code, packed and its parts t
 screenshots: setup-dev chromium ## take the pictures of the dashboard in docs/pictures anew; ARGS="overview mask" for some
 	$(BIN)/python docs/make_screenshots.py $(ARGS)
 
-locks: ## pin what is installed, with hashes, after a change of dependencies; needs uv
-	.ci/locks/make.sh
+locks: setup-dev ## pin what is installed, with hashes, after a change of dependencies
+	PATH="$(abspath $(BIN)):$$PATH" .ci/locks/make.sh
 
 sbom: setup-dev ## what is installed, as CycloneDX
 	$(BIN)/python .ci/sbom.py > sbom.json
 
-# What the lock names is refused if its hash differs. The second step installs this package and what
-# is exempt (.ci/locks/make.sh says why): torch.
+# What the lock names is refused if its hash differs. uv takes an eighth of pip's CPU time; where it
+# cannot reach the packages, say behind a mirror that only pip knows, pip installs them. The second
+# step installs this package and what is exempt (.ci/locks/make.sh says why): torch.
+install_locked = $(PIP) --require-hashes --no-deps -r .ci/locks/uv.txt \
+  && $(BIN)/uv pip install -q --python $(BIN)/python --require-hashes --no-deps -r .ci/locks/$(1).txt \
+  || $(PIP) --require-hashes --no-deps -r .ci/locks/$(1).txt
 setup: $(VENV)/.installed-runtime ## install what the demo needs
 
 setup-dev: $(VENV)/.installed-dev
@@ -157,13 +161,13 @@ $(BIN)/python:
 
 $(VENV)/.installed-runtime: pyproject.toml constraints.txt .ci/locks/runtime.txt | $(BIN)/python
 	@echo "installing into $(VENV): $$(grep -c == .ci/locks/runtime.txt) packages, then PyTorch (a minute or more)"
-	@$(PIP) --require-hashes --no-deps -r .ci/locks/runtime.txt
+	@$(call install_locked,runtime)
 	@$(PIP) --no-build-isolation -c constraints.txt -e '.[all,kahypar]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt .ci/locks/dev.txt | $(BIN)/python
 	@echo "installing development tools into $(VENV)"
-	@$(PIP) --require-hashes --no-deps -r .ci/locks/dev.txt
+	@$(call install_locked,dev)
 	@$(PIP) --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/.installed-runtime
 

@@ -13,7 +13,7 @@ def pins(path):
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in found}
 
 
-@pytest.mark.parametrize("name", ["runtime", "dev"])
+@pytest.mark.parametrize("name", ["runtime", "dev", "uv"])
 def test_locks_are_in_step_with_the_constraints(name):
     path = ROOT / ".ci" / "locks" / f"{name}.txt"
     locked, wanted = pins(path), pins(ROOT / "constraints.txt")
