@@ -252,7 +252,7 @@ segment t=branch x ( y[n]*)*from p
 segment u=every(4)in s segment w=every 2*n
 segment v = ids ( col ) as a,b
 segment x=s where(kind+1)*2>3 or not(kind==1) segment y=s   or u let a=-( 2+1 )
-segment z = branch a[xs] *  join b [ n ]branch d[ "a b" ]  *from   token
+segment z = branch a[xs] *  join(b [ n ]c[m])branch d[ "a b" ]  *from   token
  f
 token   "my col" [ 2 ]="x  y" mask e=q . "my col"<3 and k in(s or y)
 for"*"use sliding(w)with w   or 4k,"größe"   = "c d"
