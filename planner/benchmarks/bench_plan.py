@@ -33,7 +33,14 @@ from typing import Any
 import click
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from plan_summary import ALONE, EXTERNAL, RECORDED, full_table, geomeans_of, summary_table
+from plan_summary import (
+    ALONE,
+    EXTERNAL,
+    RECORDED,
+    full_table,
+    geomeans_of,
+    summary_table,
+)
 from recorded_masks import DATA, sequences_of
 from recording import Row, machine, write
 from referee import judge

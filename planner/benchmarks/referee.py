@@ -39,7 +39,10 @@ class Machine(NamedTuple):
     inside: float
 
 
-MACHINES = {"a100": Machine(108, 312e12, 6.25e9, 300e9), "h100": Machine(132, 989e12, 50e9, 450e9)}
+MACHINES = {
+    "a100": Machine(108, 312e12, 6.25e9, 300e9),
+    "h100": Machine(132, 989e12, 50e9, 450e9),
+}
 """p4de with four network ports of 100 Gbit/s for eight devices; DGX H100 with eight of 400."""
 
 

@@ -29,7 +29,10 @@ from dcp_planner.plan import join_plans
 from dcp_planner.report import bound_ratios
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import place
-from dcp_planner.simulation.schedules import make_schedule, weigh_placement
+from dcp_planner.simulation.schedules import (
+    make_schedule,
+    weigh_placement,
+)
 from dcp_planner.tables.metrics import accumulator_bytes, receive_buffer_bytes
 
 SHAPE = ModelShape(2, 1, 8, 2)

@@ -163,7 +163,11 @@ _PLACES: Mapping[str, Callable[[Scene], dict[str, Any]]] = {
 Name = Free | Literal["order", "memory"]
 Kind = Literal["compute", "links", "latency", "order", "launches", "memory", "idle"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-_KIND_OF: Mapping[Name, Kind] = {"waves": "compute", "tiles": "compute", "balance": "compute"}
+_KIND_OF: Mapping[Name, Kind] = {
+    "waves": "compute",
+    "tiles": "compute",
+    "balance": "compute",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,7 +300,10 @@ def explain(first: Plan, second: Plan, *, known: Diagnosis | None = None) -> Exp
 
 
 def explain_difference(
-    found: Explanation, names: tuple[str, str], seconds: TimeText, share: ShareText = percent
+    found: Explanation,
+    names: tuple[str, str],
+    seconds: TimeText,
+    share: ShareText = percent,
 ) -> str:
     """Explain in sentences which plan is faster and why."""
     first, second = found.first.seconds, found.second.seconds

@@ -89,7 +89,9 @@ def _mesh(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
     help="Other policies to compare on the same documents. Repeatable.",
 )  # fmt: skip
 @click.option(
-    "--out", metavar="FILE", help="Write the first step to FILE (*.dcpstep.json) for the dashboard."
+    "--out",
+    metavar="FILE",
+    help="Write the first step to FILE (*.dcpstep.json) for the dashboard.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def step(

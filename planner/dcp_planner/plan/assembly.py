@@ -133,11 +133,7 @@ def _fits(plan: Plan, arranged: Arranged, limit: int | None) -> bool:
 
 
 @schedules_kept()
-def join_plans(
-    parts: Sequence[tuple[Plan, int]],
-    cluster: Cluster,
-    config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
-) -> Plan:
+def join_plans(parts: Sequence[tuple[Plan, int]], cluster: Cluster, config: PlanConfig) -> Plan:
     """Join plans of several batches, each with its first device, into a plan of the joined batch.
 
     Placements stay as they are; `config` says how divisions are cut, and within what memory.

@@ -312,7 +312,8 @@ class _Places:
         into = visits.merged_into[merged]
         is_empty = (self.last[visits.input_of[results]] < 0) & ~np.isin(results, into)
         self._report(
-            results[is_empty], "a result takes sums home: no tile and no partial adds to {x}"
+            results[is_empty],
+            "a result takes sums home: no tile and no partial adds to {x}",
         )
         self._report(
             into[self.launch[0, into] <= self.reduction[merged]],

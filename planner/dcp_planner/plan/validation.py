@@ -420,7 +420,13 @@ def _bytes_per_token(plan: Plan) -> Ints:
     # By `TransferKind`: KV, Q, OUT, DQ, DKV. Backward's Q is q and dout, lse and delta.
     forward = np.array([size * keys_and_values, size * row, home * row + heads, 0, 0])
     backward = np.array(
-        [size * keys_and_values, 2 * (size * row + heads), 0, home * row, keys_home]
+        [
+            size * keys_and_values,
+            2 * (size * row + heads),
+            0,
+            home * row,
+            keys_home,
+        ]
     )
     return np.where(table.is_backward, backward[table.kind], forward[table.kind])
 

@@ -271,7 +271,7 @@ class Threshold:
         return value > self.bound if self.is_above else value < self.bound
 
 
-def parse_threshold(text: str, more: Sequence[str] = ()) -> Threshold:
+def parse_threshold(text: str, more: Sequence[str]) -> Threshold:
     """Read a condition: a figure, ``<`` or ``>``, and a number; ``%`` makes it a change."""
     match = _THRESHOLD.fullmatch(text)
     if not match:

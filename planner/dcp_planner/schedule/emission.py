@@ -18,15 +18,7 @@ from dcp_planner.schedule.routing import MOST_HOPS, Needs, Stays, find_needs
 from dcp_planner.schedule.slots import allocate_rows
 from dcp_planner.tables.head_groups import expand_placement, fold_head_groups
 from dcp_planner.tables.metrics import bytes_per_token
-from dcp_planner.tables.plan import (
-    Blocks,
-    ComputeBlocks,
-    Plan,
-    Provenance,
-    TransferKind,
-    Transfers,
-    columns_of,
-)
+from dcp_planner.tables.plan import Blocks, ComputeBlocks, Plan, TransferKind, Transfers, columns_of
 from dcp_planner.tables.programs import COPY, LAUNCH, REDUCTION, WAIT, Programs, ProgramTable
 
 # Later than any division, with room to add to it in int64.
@@ -295,12 +287,7 @@ def _fill(  # noqa: PLR0913 - a compiled kernel
 
 
 def assemble(
-    workload: Workload,
-    cluster: Cluster,
-    placement: Placement,
-    schedule: Schedule,
-    partitioner: str,
-    provenance: Provenance | None = None,
+    workload: Workload, cluster: Cluster, placement: Placement, schedule: Schedule, partitioner: str
 ) -> Plan:
     """Emit the plan of a placed and scheduled workload, without validating it."""
     groups, real = placement.head_groups, workload
@@ -342,7 +329,6 @@ def assemble(
         forward=Programs(forward.programs, devices),
         backward=Programs(_shifted(backward.programs, len(forward.transfers)), devices),
         partitioner=partitioner,
-        provenance=provenance,
         warnings=placement.warnings,
     )
     return plan if groups == 1 else fold_head_groups(plan, real, groups)

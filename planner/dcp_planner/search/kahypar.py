@@ -128,7 +128,10 @@ def solving(config: PlanConfig) -> Iterator[_Solve]:
 
 
 def _solve(
-    problems: Sequence[KahyparProblem], pool: WorkerPool, config: PlanConfig, deadline: float
+    problems: Sequence[KahyparProblem],
+    pool: WorkerPool,
+    config: PlanConfig,
+    deadline: float,
 ) -> list[NDArray[np.int32]]:
     # The largest problems first, so that no process starts a long one at the end.
     order = sorted(range(len(problems)), key=lambda i: -len(problems[i].hypergraph.pins))

@@ -327,7 +327,11 @@ def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator
 
 
 def _descend_rungs(
-    workload: Workload, cluster: Cluster, config: PlanConfig, compute: float, rungs: Sequence[float]
+    workload: Workload,
+    cluster: Cluster,
+    config: PlanConfig,
+    compute: float,
+    rungs: Sequence[float],
 ) -> Iterator[Placement]:
     """Search under a compute tolerance, then under each share of it and of the token tolerance."""
     split = None

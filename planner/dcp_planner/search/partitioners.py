@@ -267,7 +267,13 @@ _FEW_TILES = 2_000  # 500 spares a twelfth of the work and costs 0.1 % of the ti
 _HOPELESS = 1.1  # times the fastest so far: beyond it, more head groups are not tried
 _LAYOUTS = tuple(StaticLayout(kind) for kind in STATIC_KINDS)
 _HEADS = tuple(StaticHeads(kind) for kind in HEAD_KINDS)
-_ADAPTERS: tuple[Partitioner, ...] = (Portfolio(), Native(), KaHyPar(), *_LAYOUTS, *_HEADS)
+_ADAPTERS: tuple[Partitioner, ...] = (
+    Portfolio(),
+    Native(),
+    KaHyPar(),
+    *_LAYOUTS,
+    *_HEADS,
+)
 PARTITIONERS: Mapping[str, Partitioner] = MappingProxyType({a.name: a for a in _ADAPTERS})
 """Every partitioner by the name that `PlanConfig.partitioner` takes."""
 

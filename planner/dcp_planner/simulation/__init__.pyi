@@ -1,5 +1,12 @@
 from .event_tables import StreamPorts, streams_of
-from .fair_rates import NEVER_NS, Streams, end_stream, first_ended, next_end, start_stream
+from .fair_rates import (
+    NEVER_NS,
+    Streams,
+    end_stream,
+    first_ended,
+    next_end,
+    start_stream,
+)
 from .simulator import Clocks, PlanModel, Prices, clocks_of
 from .trace import EVENT_KINDS, EventKind, message_names, wait_name
 

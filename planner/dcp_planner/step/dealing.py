@@ -52,7 +52,13 @@ class Exchange(NamedTuple):
     first: int
 
 
-def deal(work: Floats, tokens: Ints, size: Ints, shape: tuple[int, int], cap: float) -> Deal:
+def deal(
+    work: Floats,
+    tokens: Ints,
+    size: Ints,
+    shape: tuple[int, int],
+    cap: float,
+) -> Deal:
     """Choose a run of units for every document: wide ones first, then the longest.
 
     `size` of a document is a power of two units, or all; `shape`: micro-batches, units of each.

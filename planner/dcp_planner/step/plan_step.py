@@ -134,7 +134,9 @@ class StepPlan(Drawn):
 
 
 def levels(
-    mesh: StepMesh, documents: int, widths: Sequence[int] | None = None
+    mesh: StepMesh,
+    documents: int,
+    widths: Sequence[int] | None = None,
 ) -> dict[str, tuple[Policy, ...]]:
     """Return the levels for a mesh by name, each with its variants.
 
