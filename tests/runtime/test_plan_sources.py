@@ -159,6 +159,13 @@ def test_a_plan_whose_process_was_ended_by_close_is_made_here_without_a_word():
     assert (source.metrics.lost, pool.is_closed) == (0, True)
 
 
+def test_a_plan_under_way_is_cancelled():
+    future = Future()
+    for pending in (plan_sources.PendingPlan(None, each) for each in (None, future)):
+        pending.cancel()
+    assert future.cancelled()
+
+
 def test_the_hidden_share_is_what_nobody_waited_for():
     shares = [
         plan_sources.PlanningMetrics(plan_s=plan_s, waited_s=waited_s).hidden_share
