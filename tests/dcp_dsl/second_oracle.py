@@ -25,7 +25,7 @@ COMPARE = {
 NUMBER_FUNCTIONS = {
     "abs": abs, "min": min, "max": max, "clamp": lambda x, low, high: min(max(x, low), high),
     "exp2": lambda x: 2**x if 0 <= x <= 30 else None,
-    "log2": lambda x: max((i for i in range(60) if 2**i <= x), default=None),
+    "log2": lambda x: max((i for i in range(64) if 2**i <= x), default=None),
 }  # fmt: skip
 
 
@@ -346,16 +346,18 @@ class Evaluator:
         return name == "all" or self._in(scope, pair, ("name", "k"), ("name", name))
 
 
-def dense(text: str, columns: dict[str, Any], n: int, imported: str = "") -> np.ndarray:
-    """Return which query sees which key in mask `a`: `[n, n]` of bool, `[n, keys]` with `@keys`.
+def dense(
+    text: str, columns: dict[str, Any], n: int, imported: str = "", mask: str = "a"
+) -> np.ndarray:
+    """Return which query sees which key in a mask: `[n, n]` of bool, `[n, keys]` with `@keys`.
 
     Raises:
         Refused: if the columns do not fill the sample.
     """
     other = FileKey("lib.dcpm", Parser(imported).module())
     file = FileKey("", Parser(text).module(), {"lib.dcpm": other})
-    frame, evaluator, call = Frame(columns, 0, n), Evaluator(), ("name", "a")
-    size, keys = n, file.module.masks["a"].keys
+    frame, evaluator, call = Frame(columns, 0, n), Evaluator(), ("name", mask)
+    size, keys = n, file.module.masks[mask].keys
     pair_at: Callable[[int, int], Pair | None] = partial(Pair, frame)
     if keys:
         size = Layout(file.module.segments[keys[0]][1], keys[0], columns, None).at

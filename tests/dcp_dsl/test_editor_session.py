@@ -149,6 +149,13 @@ def test_rename_refuses_what_would_change_a_meaning(word, name, why):
         rename(Document(SMALL, "<text>"), places(SMALL, word), name)
 
 
+def test_a_target_of_two_subjects_is_renamed_once():
+    text = "segment part = a[n] b[m] c[..]\nmask two = { a, b see c  c sees c }\n"
+    found = rename(Document(text, "<text>"), text.index("c["), "width")
+    assert [text[span.start : span.end] for span in found] == ["c"] * 4
+    assert len({span.start for span in found}) == 4
+
+
 def test_a_segment_that_is_imported_alone_is_described_from_its_file(tmp_path):
     (tmp_path / "data.dcpm").write_text("# Documents.\n\nsegment doc = [doc_lens]*\n")
     (tmp_path / "more.dcpm").write_text('import doc from "data.dcpm"\n')

@@ -2,11 +2,14 @@
 
 import doctest
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
+from numpy.testing import assert_array_equal
+from second_oracle import dense
 
-from dcp_dsl import check
+from dcp_dsl import Spec, SpecError, check
 from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS
 
 FOLDER = Path(__file__).parents[2] / "docs" / "language"
@@ -24,6 +27,27 @@ def examples():
 @pytest.mark.parametrize(("text", "codes"), list(examples()))
 def test_an_example_finds_exactly_what_its_page_says(text, codes):
     assert [d.code for d in check(text)] == codes, [d.render() for d in check(text)]
+
+
+def masks_on_samples():
+    for text, codes in (parameters.values for parameters in examples()):
+        spec = Spec.from_text(text) if not codes else Spec.from_text("")
+        for mask, sample in product(spec.masks, spec.samples):
+            try:
+                yield text, mask, spec.sample(sample), spec.mask(mask)
+            except SpecError as error:
+                if [d.code for d in error.diagnostics] != ["E106"]:  # a parameter without a value
+                    raise
+
+
+def test_masks_of_the_pages_on_their_samples_equal_the_second_oracle():
+    compared = 0
+    for text, name, sample, mask in masks_on_samples():
+        form = mask.compile(sample, may_cross=True)
+        expected = dense(text, dict(sample.columns), form.num_tokens, mask=name)
+        assert_array_equal(form.tile(0, len(expected), 0, len(expected[0])), expected)
+        compared += 1
+    assert compared > 20
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.stem)

@@ -5,12 +5,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from second_oracle import dense
+from second_oracle import NUMBER_FUNCTIONS, dense
 from second_oracle_crosses import AlignedText, CrossText
 from second_oracle_texts import Text
 
 import dcp_dsl
 from dcp_dsl import DCPError, Form, Mask, Sample, Spec, SpecError, block_sparsity, dense_mask
+from dcp_dsl.elaboration.rising import RISING_FUNCTIONS
 
 SAMPLES = 2  # of each text
 
@@ -111,3 +112,16 @@ def test_100_random_masks_whose_queries_are_keys_too_equal_the_second_oracle(tmp
 @pytest.mark.parametrize("part", range(20))
 def test_20000_random_masks_equal_the_second_oracle(part, tmp_path):
     assert_engine_equals_oracle(range(250 + part * 500, 750 + part * 500), tmp_path)
+
+
+@pytest.mark.parametrize("name", RISING_FUNCTIONS)
+def test_a_rising_function_is_that_of_the_oracle_one_by_one_and_all_at_once(name):
+    rising = RISING_FUNCTIONS[name]
+    values = sorted({*range(-3, 3000), rising.most - 1, rising.most, rising.most + 1})
+    found = [rising.at(value) for value in values]
+    assert found == [NUMBER_FUNCTIONS[name](value) for value in values]
+    inside = [value for value in values if rising.least <= value <= rising.most]
+    at_once = rising.of_all(np.array(inside, np.int64))
+    assert at_once.tolist() == [value for value in found if value is not None]
+    assert (np.diff(at_once) >= 0).all()
+    assert at_once[-1] < 2**62  # bounds of other numbers stay apart from it

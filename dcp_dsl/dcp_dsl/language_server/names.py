@@ -50,7 +50,8 @@ def occurrences(document: Document) -> list[Occurrence]:
     reader = _NameCollector(document.scope)
     for statement in document.parsed.program.statements:
         reader.statement(statement)
-    return sorted(reader.found, key=lambda found: found.span.start)
+    # A rule with two subjects reads its targets twice.
+    return sorted(dict.fromkeys(reader.found), key=lambda found: found.span.start)
 
 
 def symbol_at(document: Document, offset: int) -> Occurrence | None:
