@@ -117,7 +117,9 @@ def test_20000_random_masks_equal_the_second_oracle(part, tmp_path):
 @pytest.mark.parametrize("name", RISING_FUNCTIONS)
 def test_a_rising_function_is_that_of_the_oracle_one_by_one_and_all_at_once(name):
     rising = RISING_FUNCTIONS[name]
-    values = sorted({*range(-3, 3000), rising.most - 1, rising.most, rising.most + 1})
+    # No number of a mask reaches 2**62; a function that is defined so far has no end of its own.
+    edges = {rising.most - 1, rising.most} | ({rising.most + 1} if rising.most < 2**62 else set())
+    values = sorted({*range(-3, 3000), *edges})
     found = [rising.at(value) for value in values]
     assert found == [NUMBER_FUNCTIONS[name](value) for value in values]
     inside = [value for value in values if rising.least <= value <= rising.most]
