@@ -22,7 +22,7 @@ CHROMIUM := $(shell command -v chromium-headless-shell || command -v chromium ||
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo docs test vsix wheel release-check web web-check screenshots loss-parity setup setup-dev chromium check format \
-	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage \
+	compiled test-slow test-quick kept-texts test-flaky test-nightly test-mutations test-python coverage \
 	fuzz faults soak locks sbom gpu clean
 
 demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
@@ -52,6 +52,10 @@ test-slow: compiled chromium ## the longer checks, marked `slow`
 test-quick: compiled ## the tests of one package that start no processes: PACKAGE=planner
 	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile tests/$(PACKAGE) \
 	  -m "not slow and not dist and not browser"
+
+kept-texts: compiled ## write the kept outputs of one package anew, then read `git diff`: PACKAGE=planner
+	$(BIN)/python -m pytest -q -n $(WORKERS) --update-snapshots \
+	  $$(find tests/$(PACKAGE) -path '*/snapshots/*.txt' | sed 's,snapshots/\(.*\)\.txt,test_\1.py,')
 
 test-flaky: compiled ## the tests that wait for others, N times, beside LOAD busy processes: N=10 LOAD=10
 	$(BIN)/python tests/repeat.py --load $(LOAD) $(N) -- -m "timing and not slow"

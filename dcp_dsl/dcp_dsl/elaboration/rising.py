@@ -37,7 +37,7 @@ def _exp2_of_all(values: "Ints") -> "Ints":
 def _log2_of_all(values: "Ints") -> "Ints":
     import numpy as np  # here: the playground reads this table without numpy
 
-    return np.searchsorted(2 ** np.arange(62), values, side="right") - 1
+    return np.searchsorted(2 ** np.arange(63), values, side="right") - 1
 
 
 RISING_FUNCTIONS = {
