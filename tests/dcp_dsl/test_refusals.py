@@ -154,7 +154,7 @@ def test_a_stack_is_no_mask_and_a_mask_no_stack(snapshots):
 def test_what_is_no_data_set_is_refused(tmp_path, monkeypatch, snapshots):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.jsonl").write_text('{"len": 3}')
-    (tmp_path / "rows.csv").write_text("len")
+    (tmp_path / "rows.txt").write_text("len")
     (tmp_path / "empty").mkdir()
     (tmp_path / "hidden").mkdir()
     (tmp_path / "hidden" / ".rows.jsonl").write_text('{"len": 3}')
@@ -162,7 +162,7 @@ def test_what_is_no_data_set_is_refused(tmp_path, monkeypatch, snapshots):
     (tmp_path / "hidden" / ".sub" / "rows.jsonl").write_text('{"len": 3}')
     (tmp_path / "odd.parquet").write_bytes(b"PAR1")
     paths = [
-        "train.jsonl", "trian.jsonl", "x/y.jsonl", "rows.csv", "rows", "empty", "hidden",
+        "train.jsonl", "trian.jsonl", "x/y.jsonl", "rows.txt", "rows", "empty", "hidden",
         "odd.parquet", "", "hf:", "train.jsonl/x",
     ]  # fmt: skip
     lines = told(

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
-JSONL_SUFFIXES = (".jsonl", ".ndjson")
+TABLE_READERS = {".jsonl": read_jsonl, ".ndjson": read_jsonl}
+"""Formats that are read whole, from a path to an Arrow table, by their suffixes."""
+_SUFFIXES = (*PARQUET_SUFFIXES, *TABLE_READERS)
+_EXPECTED = ".parquet or .jsonl"  # in messages: a suffix for each format
 HUB = "hf:"
 BATCH_ROWS = 4096  # few enough for memory, many enough that the cost of a batch does not count
 SAVED_MARKS = ("state.json", "dataset_dict.json")  # files that `save_to_disk` leaves in a folder
@@ -125,25 +128,22 @@ def find_sources(path: str) -> tuple[Source, ...]:
 
 
 def _find_files(path: Path) -> list[Path]:
-    known = (*PARQUET_SUFFIXES, *JSONL_SUFFIXES)
     if not path.exists():
         beside = path.parent.iterdir() if path.parent.is_dir() else ()
         hint = did_you_mean(path.name, [p.name for p in beside if p.name != path.name])
         raise DatasetError(
-            f"{path}: no such file or folder; {hint or 'expected a .parquet or .jsonl file'}"
+            f"{path}: no such file or folder; {hint or f'expected a {_EXPECTED} file'}"
         )
     if path.is_dir():
         # Sorted, so that rows have the same numbers on every system.
-        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and p.is_file())
+        files = sorted(p for p in path.rglob("*") if p.suffix.lower() in _SUFFIXES and p.is_file())
         # Files and folders with a dot in front are hidden.
         files = [p for p in files if not any(n[0] == "." for n in p.relative_to(path).parts)]
         if not files:
-            raise DatasetError(f"{path}: the folder holds no .parquet or .jsonl file")
+            raise DatasetError(f"{path}: the folder holds no {_EXPECTED} file")
         return files
-    if path.suffix.lower() not in known:
-        raise DatasetError(
-            f"{path}: expected a .parquet or .jsonl file, got {path.suffix or 'no suffix'}"
-        )
+    if path.suffix.lower() not in _SUFFIXES:
+        raise DatasetError(f"{path}: expected a {_EXPECTED} file, got {path.suffix or 'no suffix'}")
     if not path.is_file():
         raise DatasetError(f"{path}: expected a file, got a pipe or a device")
     return [path]
@@ -152,8 +152,8 @@ def _find_files(path: Path) -> list[Path]:
 def _open(path: Path) -> Source:
     name = str(path)
     with _reading(name):
-        if path.suffix.lower() in JSONL_SUFFIXES:
-            table = read_jsonl(path)
+        if read := TABLE_READERS.get(path.suffix.lower()):
+            table = read(path)
             return Source.of(name, table.schema, table.num_rows, table)
         stamp = _stamp(name)
         with _open_parquet(name) as file:
