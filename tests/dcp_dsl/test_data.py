@@ -256,6 +256,14 @@ def test_rows_whose_layout_has_no_sum_are_named(tmp_path, row, says):
         spec.attachment_of(dataset).lengths(dataset.parts[0])
 
 
+@pytest.mark.parametrize(
+    ("lengths", "begins"),
+    [({"a": [], "b": []}, []), ({"a": 0, "b": [0]}, []), ({"a": 2, "b": [0, 3, 1]}, [2, 5])],
+)
+def test_parts_begin_inside_a_row(lengths, begins):
+    assert Cut(lengths, "", are_forks=False).begins().tolist() == begins
+
+
 def test_what_states_no_length_is_refused_with_a_way_out(tmp_path):
     (tmp_path / "a.jsonl").write_text(json.dumps({"lens": 4, "size": [1]}))
     dataset = read_dataset(tmp_path / "a.jsonl")

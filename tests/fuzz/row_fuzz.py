@@ -152,9 +152,9 @@ def draw(kind: Kind, rng: random.Random, says: tuple[bool, bool]) -> tuple[Row, 
     row = kind.draw(rng)
     tokens = kind.tokens(row)
     has_length, has_tokens = says
-    has_length |= "evict" in row and not has_tokens  # no layout says it
+    has_length |= bool({"evict", "q"} & row.keys()) and not has_tokens  # no layout says it
     if tokens is None:
-        tokens, has_length = sum(row.values()) + rng.randrange(5), True
+        tokens, has_length = max(0, sum(row.values())) + rng.randrange(5), True
     if has_length:
         row["length"] = tokens
     if has_tokens:

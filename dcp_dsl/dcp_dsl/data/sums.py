@@ -94,7 +94,7 @@ class Cut:
         is_grouped = len({len(v) for v in lists}) == 1  # element by element, else list by list
         parts += zip(*lists, strict=True) if is_grouped else lists
         ends = np.cumsum(_flat(parts), dtype=np.int64)
-        return np.unique(ends[(ends > 0) & (ends < ends[-1])])
+        return np.unique(ends[(ends > 0) & (ends < ends.max(initial=0))])
 
 
 _MASKS: dict[tuple[tuple[int, ...], str], tuple[str, ...]] = {
