@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, load, pack, read_dataset
 from dcp_dsl.commands.texts import check
 from dcp_dsl.coverage.dataset_checker import check_dataset
+from dcp_dsl.data.sums import Cut
 from dcp_dsl.forms import is_equal
 
 ROWS = [
