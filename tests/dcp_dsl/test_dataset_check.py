@@ -112,8 +112,8 @@ def test_progress_tells_all_rows_before_the_first_and_each_once(tmp_path):
 def test_a_terminal_shows_the_progress_of_a_file_that_is_read_once(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", [{"len": 3}] * 5000)
     reads = []
-    real = sources.read_jsonl
-    monkeypatch.setattr(sources, "read_jsonl", lambda path: reads.append(path) or real(path))
+    readers, real = sources.TABLE_READERS, sources.TABLE_READERS[".jsonl"]
+    monkeypatch.setitem(readers, ".jsonl", lambda path: reads.append(path) or real(path))
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,7 +17,7 @@ from numba.extending import is_jitted
 from numpy.typing import NDArray
 
 from dcp_dsl import BlockSparsity
-from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, validate
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, build_plan, validate
 from dcp_planner.model.problem import Placement, Workload, build_workload
 from dcp_planner.schedule.divisions import Manner
 from dcp_planner.schedule.emission import assemble
@@ -212,3 +212,13 @@ def plan() -> Plan:
     made = assemble(workload, cluster, placement, schedule, "any")
     validate(made)
     return made
+
+
+@pytest.fixture(scope="session")
+def two_blocks() -> Callable[[Cluster], Plan]:
+    """Plan two causal blocks of 4 tokens on two devices: kv 0 travels, and dkv 0 is merged.
+
+    A pair has 4 FLOPs; kv and dkv have 2 bytes a token.
+    """
+    sparsity, config = sparsity_of([causal(8)], 4), PlanConfig("static:contiguous")
+    return lambda cluster: build_plan(sparsity, ModelShape(1, 1, 1, 1), cluster, config)

@@ -71,12 +71,10 @@ def saved(found):
     return {cause.name: (cause.saves_s, cause.saves_last_s) for cause in found.causes}
 
 
-def test_causes_save_these_nanoseconds(masks):
+def test_causes_save_these_nanoseconds(two_blocks):
     # As in test_simulator: kv 0 takes 8 ns and 100 ns of latency to device 1, dkv 0 goes back.
     cluster = Cluster(1, 2, intra_bytes_per_s=1e9, latency_s=1e-7, flops_per_s=1e9)
-    sparsity = masks.pack([masks.causal(8)], 4)
-    plan = build_plan(sparsity, TINY, cluster, PlanConfig("static:contiguous"))
-    found = diagnose(plan)
+    found = diagnose(two_blocks(cluster))
     # Forward 40 | 40 + wait + 64, backward 100 | 100 + 160 and dkv home: 172 and 376 together.
     # Means: 72 and 180. Even: 28 and 45 of device 1 in forward, 70 and 111 in backward.
     assert found.seconds == pytest.approx(548e-9)

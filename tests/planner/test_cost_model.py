@@ -9,15 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, preset
+from dcp_planner import Cluster, ModelShape, preset, simulate
 from dcp_planner.model import tile_seconds
-from dcp_planner.model.cost_model import (
-    KernelWork,
-    link_seconds,
-    reduction_seconds,
-    workload_seconds,
-)
+from dcp_planner.model.cluster import CONSTANTS_OF_WORK, OVERHEADS, RATES
+from dcp_planner.model.cost_model import KernelWork, link_seconds, workload_seconds
 from dcp_planner.model.problem import build_workload
+from dcp_planner.simulation.trace import EVENT_KINDS
 
 SHAPE = ModelShape(q_heads=2, kv_heads=1, head_dim=8, dtype_bytes=2)  # 64 FLOPs a pair
 
@@ -104,10 +101,30 @@ def test_a_node_sends_no_more_than_its_devices_shares_together():
     assert cluster.link(is_inter=True).bytes_per_s == 4e9
 
 
-def test_a_reduction_reads_twice_and_writes_once():
-    cluster = Cluster(copy_bytes_per_s=3e9)
-    assert reduction_seconds([1000], cluster).tolist() == [1e-6]
-    assert reduction_seconds([1000], Cluster()).tolist() == [0.0]
+LAUNCHES = {"kernel_launch_s": 4.5e-9}  # times are rounded up
+SLOW_FIRST = {"devices": ((0.5, 1.0),)}
+
+
+@pytest.mark.parametrize(("kind", "constants", "lasted"), [
+    ("attention", {}, [40, 100, 40, 64, 100, 160]),  # 4 FLOPs a pair, 2.5 times those in backward
+    ("attention", LAUNCHES, [45, 105, 45, 69, 105, 165]),
+    ("attention", LAUNCHES | SLOW_FIRST, [85, 205, 45, 69, 105, 165]),  # launches are no slower
+    ("reduction", {}, []),
+    ("reduction", {"copy_bytes_per_s": 3e9}, [8]),  # 8 bytes: two reads and one write
+    ("reduction", {"copy_bytes_per_s": 3e9} | LAUNCHES | SLOW_FIRST, [21]),
+    ("send", {"message_launch_s": 2.5e-9}, [11, 11, 11]),
+    ("copy", {"pass_s": 7e-9}, [7, 7, 7, 7]),
+    ("copy", {"host_kernel_s": 2e-9}, [2, 4, 4, 4]),
+    ("copy", {"host_message_s": 3e-9}, [3, 6, 3, 6]),
+])  # fmt: skip
+def test_pieces_of_work_last_these_nanoseconds(two_blocks, kind, constants, lasted):
+    trace = simulate(two_blocks(Cluster(1, 2, 1e9, latency_s=0, flops_per_s=1e9, **constants)))
+    events = trace.kind == EVENT_KINDS.index(kind)
+    assert (trace.end_ns - trace.start_ns)[events].tolist() == lasted
+
+
+def test_every_constant_of_time_explains_some_work():
+    assert {*RATES, *OVERHEADS} == {name for of in CONSTANTS_OF_WORK.values() for name in of}
 
 
 LAUNCH_SHAPE = ModelShape(q_heads=2, kv_heads=1, head_dim=16)
@@ -136,26 +153,13 @@ def run_one_by_one(lengths, sms):
 
 def lengths_of(tiles, tokens, cluster):
     """Length of every CTA on one multiprocessor, full tiles only, in the order of the launch."""
-    rate = cluster.flops_per_s / cluster.sms / LAUNCH_SHAPE.q_heads
-    fixed = (
-        cluster.cta_keys
-        * cluster.kernel_tile
-        * 4
-        * LAUNCH_SHAPE.head_dim
-        / rate
-        / LAUNCH_SHAPE.q_heads
-    )
-    lengths = []
-    for block in dict.fromkeys(tile[0] for tile in tiles):
-        rows = -(-tokens[block] // cluster.kernel_tile)
-        keys = sum(
-            -(-tokens[kv] // cluster.kernel_tile) * cluster.kernel_tile
-            for q, kv, _ in tiles if q == block
-        )  # fmt: skip
-        pairs = cluster.kernel_tile * keys
-        lengths += [pairs * 4 * LAUNCH_SHAPE.head_dim / rate / LAUNCH_SHAPE.q_heads + fixed] * (
-            rows * LAUNCH_SHAPE.q_heads
-        )
+    tile, lengths = cluster.kernel_tile, []
+    for block in dict.fromkeys(q for q, _, _ in tiles):
+        rows = -(-tokens[block] // tile)
+        keys = sum(-(-tokens[kv] // tile) * tile for q, kv, _ in tiles if q == block)
+        flops = 4 * LAUNCH_SHAPE.head_dim * tile * (keys + cluster.cta_keys)
+        seconds = flops / (cluster.flops_per_s / cluster.sms)
+        lengths += [seconds] * (rows * LAUNCH_SHAPE.q_heads)
     return lengths
 
 

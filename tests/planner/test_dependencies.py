@@ -113,10 +113,9 @@ def check_the_time_of_every_device_is_accounted_for(plan, trace):
             assert waited == lasted["wait"]
 
 
-def test_the_path_of_two_devices_is_this_one(masks):
+def test_the_path_of_two_devices_is_this_one(two_blocks):
     cluster = Cluster(1, 2, intra_bytes_per_s=1e9, latency_s=1e-7, flops_per_s=1e9)
-    plan = build_plan(masks.pack([masks.causal(8)], 4), TINY, cluster,
-                      PlanConfig("static:contiguous"))  # fmt: skip
+    plan = two_blocks(cluster)
     trace = simulate(plan)
     found = find_dependencies(plan, trace)
     path = critical_path(trace, found)
@@ -169,10 +168,9 @@ def test_a_recording_lasts_as_long_as_it_did(strategies, data):
         assert (why.path.start_ns[1:] == why.path.end_ns[:-1]).all()
 
 
-def test_a_late_launch_of_a_run_is_found(masks):
+def test_a_late_launch_of_a_run_is_found(two_blocks):
     cluster = Cluster(1, 2, intra_bytes_per_s=1e9, latency_s=0, flops_per_s=1e9)
-    plan = build_plan(masks.pack([masks.causal(8)], 4), TINY, cluster,
-                      PlanConfig("static:contiguous"))  # fmt: skip
+    plan = two_blocks(cluster)
     trace = simulate(plan)
     late = replace(
         trace,

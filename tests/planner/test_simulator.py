@@ -51,12 +51,10 @@ def rows(trace):
     ],
     ids=["inside a node", "between nodes"],
 )
-def test_two_devices_and_two_causal_blocks_take_these_nanoseconds(masks, cluster):
+def test_two_devices_and_two_causal_blocks_take_these_nanoseconds(two_blocks, cluster):
     # Blocks of 4: tiles (0,0) 10 pairs on device 0; (1,0) 16 and (1,1) 10 pairs on device 1.
     # 1 ns a FLOP and a byte, 100 ns latency; keys of block 0 travel: 4 tokens * 2 B = 8 ns.
-    sparsity = masks.pack([masks.causal(8)], 4)
-    plan = build_plan(sparsity, TINY, cluster, PlanConfig(partitioner="static:contiguous"))
-    assert rows(simulate(plan)) == [
+    assert rows(simulate(two_blocks(cluster))) == [
         (0, "compute", "attention", 0, 40, -1, 0, False, 0),
         (0, "compute", "attention", 172, 272, -1, 0, True, 0),  # forward ended at 172
         (0, "send", "kv 0", 0, 8, 1, 8, False, 1),
@@ -238,9 +236,8 @@ FORWARD_NS, BACKWARD_NS = 172, 376
 
 
 @pytest.fixture(scope="module")
-def ahead_plan(masks):
-    sparsity = masks.pack([masks.causal(8)], 4)
-    return build_plan(sparsity, TINY, AHEAD, PlanConfig(partitioner="static:contiguous"))
+def ahead_plan(two_blocks):
+    return two_blocks(AHEAD)
 
 
 def with_hosts(ahead_plan, pass_ns, kernel_ns, message_ns, **others):

@@ -7,7 +7,7 @@ its recorded timeline can be played again: every event follows the same events a
 Other schedules and other cuts follow from the tables of a plan, without the text of its mask.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -17,7 +17,7 @@ from dcp_dsl.arrays import Indices, Ints, order_by
 from dcp_dsl.forms import BlockKind
 from dcp_planner.causes.dependencies import RECEIVE, SEND, Dependencies, layer_gaps
 from dcp_planner.jit import compiled
-from dcp_planner.model.cluster import MOST_RATE, Cluster
+from dcp_planner.model.cluster import CONSTANTS_OF_CAUSE, MOST_RATE, Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.cuts import count_pairs
 from dcp_planner.model.problem import DIRECTIONS, Direction, Placement, Workload
@@ -46,19 +46,8 @@ Free = Literal["links", "latency", "launches", "waves", "tiles", "balance", "idl
 """
 FREE: tuple[Free, ...] = get_args(Free)
 
-_CHANGES: Mapping[Free, Callable[[Cluster], Cluster]] = {
-    # Without a rate of its own, the spine takes that of the other links between nodes.
-    "links": lambda c: replace(
-        c, intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE, spine_bytes_per_s=None
-    ),
-    "latency": lambda c: replace(c, latency_s=0.0, inter_latency_s=None, message_launch_s=0.0),
-    "launches": lambda c: replace(
-        c, kernel_launch_s=0.0, pass_s=0.0, host_kernel_s=0.0, host_message_s=0.0
-    ),
-    # One multiprocessor runs its CTAs one by one, so that no wave is half empty.
-    "waves": lambda c: replace(c, sms=1, comm_sms=0, cta_keys=0),
-    "tiles": lambda c: replace(c, kernel_tile=1),
-}
+_FREE_OF_ALL = Cluster(intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE, latency_s=0.0)
+"""A cluster on which no constant has an effect: the others leave theirs out by default."""
 NEEDS: Mapping[Free, frozenset[Free]] = {
     "idle": frozenset({"balance"}),
     "tiles": frozenset({"waves"}),
@@ -81,10 +70,8 @@ def costly(cluster: Cluster) -> tuple[Free, ...]:
 
 def cluster_without(cluster: Cluster, free: Collection[Free]) -> Cluster:
     """Return a cluster on which some things cost nothing."""
-    for name in FREE:
-        if name in free and name in _CHANGES:
-            cluster = _CHANGES[name](cluster)
-    return cluster
+    names = [name for cause in free for name in CONSTANTS_OF_CAUSE.get(cause, ())]
+    return replace(cluster, **{name: getattr(_FREE_OF_ALL, name) for name in names})
 
 
 def seconds_without(model: PlanModel, free: Collection[Free]) -> float:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import Floats, Ints
 from dcp_planner.causes.dependencies import COMPUTE, WAIT, PairedMessages
 from dcp_planner.errors import PlanError
-from dcp_planner.model.cluster import MOST_OVERHEAD_S, MOST_RATE, Cluster
+from dcp_planner.model.cluster import CONSTANTS_OF_WORK, MOST_OVERHEAD_S, MOST_RATE, Cluster
 from dcp_planner.model.problem import DIRECTIONS, Direction
 from dcp_planner.simulation.simulator import DirectionModel, PlanModel
 from dcp_planner.simulation.trace import EVENT_KINDS, Trace
@@ -32,16 +32,6 @@ EXPLAINS = 0.5
 """A constant is named if it removes at least this share of a class's difference."""
 SIZE_CLASSES = {"up to 64 KiB": 1 << 16, "up to 1 MiB": 1 << 20, "larger": 1 << 62}
 _LINKS = ("inside nodes", "between nodes", "through the spine")
-_CONSTANTS: Mapping[str, tuple[str, ...]] = {
-    "attention forward": ("flops_per_s", "kernel_launch_s"),
-    "attention backward": ("backward_flops_per_s", "kernel_launch_s"),
-    "reductions": ("copy_bytes_per_s", "kernel_launch_s"),
-    "host": ("pass_s", "host_kernel_s", "host_message_s"),
-    "messages through the spine": ("spine_bytes_per_s", "inter_latency_s", "message_launch_s"),
-    "messages between nodes": ("inter_bytes_per_s", "inter_latency_s", "message_launch_s"),
-    "messages inside nodes": ("intra_bytes_per_s", "latency_s", "message_launch_s"),
-}
-"""Constants that can make each class slower; of two that explain as much the first is taken."""
 _STANDS_FOR = {
     "backward_flops_per_s": "flops_per_s", "inter_latency_s": "latency_s",
     "spine_bytes_per_s": "inter_bytes_per_s",
@@ -99,8 +89,7 @@ def compare_with_run(plan: Plan, trace: Trace) -> RunComparison:
     passes = _passes_of(trace)
     pieces = _Pieces.of(PlanModel.of(sent), trace, passes, messages)
     cluster, found = plan.cluster, dict[str, _Explanation]()
-    # In the order of `_CONSTANTS`: messages wait for kernels, so kernels are fitted before them.
-    for name in _CONSTANTS:
+    for name in CONSTANTS_OF_WORK:
         found[name] = pieces.explain(name, cluster, tuple(found.values()))
         if found[name].constant:
             cluster = _with_cost(cluster, found[name].constant, found[name].cost)
@@ -193,7 +182,7 @@ class _Pieces:
         is_known = ~np.isnan(seconds)
         if model.plan.cluster.host_runs_ahead:  # no event shows what it does meanwhile
             is_known &= name != "host"
-        members = {one: np.flatnonzero((name == one) & is_known) for one in _CONSTANTS}
+        members = {one: np.flatnonzero((name == one) & is_known) for one in CONSTANTS_OF_WORK}
         return cls(model, tuple(steps), seconds, np.concatenate(sent), members)
 
     def predicted(self, cluster: Cluster) -> Floats:
@@ -214,11 +203,11 @@ class _Pieces:
         """
         best, predicted = _Explanation(), self.predicted(cluster)
         if not self.differs(name, predicted):
-            own = {*_CONSTANTS[name], *map(_STANDS_FOR.get, _CONSTANTS[name])}
+            own = {*CONSTANTS_OF_WORK[name], *map(_STANDS_FOR.get, CONSTANTS_OF_WORK[name])}
             return next((one for one in others if one.constant in own), best)
         rows = self.members[name]
         before, measured = predicted[rows], self.measured[rows]
-        for constant in _CONSTANTS[name]:
+        for constant in CONSTANTS_OF_WORK[name]:
             cost, after = self._fit(name, cluster, constant)
             share = 1 - float(np.abs(after - measured).sum() / np.abs(before - measured).sum())
             if share > max(EXPLAINS, best.share + _AS_MUCH):

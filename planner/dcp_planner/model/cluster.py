@@ -1,6 +1,6 @@
 """The machine that a plan is made for, and the shape of the attention that runs there."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, get_args
 
@@ -495,6 +495,28 @@ RATES = tuple(f.name for f in fields(Cluster) if f.name.endswith("_per_s"))
 """Constants that are bytes or FLOPs per second."""
 OVERHEADS = tuple(f.name for f in fields(Cluster) if f.name.endswith("_s") and f.name not in RATES)
 """Constants that are seconds."""
+CONSTANTS_OF_CAUSE: Mapping[str, tuple[str, ...]] = {
+    "links": ("intra_bytes_per_s", "inter_bytes_per_s", "spine_bytes_per_s"),
+    "latency": ("latency_s", "inter_latency_s", "message_launch_s"),
+    "launches": ("kernel_launch_s", "pass_s", "host_kernel_s", "host_message_s"),
+    # One multiprocessor runs its CTAs one by one, so that no wave is half empty.
+    "waves": ("sms", "comm_sms", "cta_keys"),
+    "tiles": ("kernel_tile",),
+}
+"""Constants that have no effect while a cause of a plan's time is free (`causes.alternatives`)."""
+CONSTANTS_OF_WORK: Mapping[str, tuple[str, ...]] = {
+    "attention forward": ("flops_per_s", "kernel_launch_s"),
+    "attention backward": ("backward_flops_per_s", "kernel_launch_s"),
+    "reductions": ("copy_bytes_per_s", "kernel_launch_s"),
+    "host": ("pass_s", "host_kernel_s", "host_message_s"),
+    "messages through the spine": ("spine_bytes_per_s", "inter_latency_s", "message_launch_s"),
+    "messages between nodes": ("inter_bytes_per_s", "inter_latency_s", "message_launch_s"),
+    "messages inside nodes": ("intra_bytes_per_s", "latency_s", "message_launch_s"),
+}
+"""Constants that can make each class of work slower, in the order in which they explain a run.
+
+Messages wait for kernels, so kernels come first. Of two that explain as much the first is taken.
+"""
 FIRST_FIELDS = frozenset({
     "q_heads", "kv_heads", "head_dim", "dtype_bytes",
     "nodes", "devices_per_node", "intra_bytes_per_s", "inter_bytes_per_s", "latency_s",

@@ -1,15 +1,8 @@
 """The cost model: seconds of tiles, kernel launches, messages and reductions on a cluster.
 
 The simulator charges these and the searches minimise them, so that plans are judged by the figures
-they were made for. Four terms:
-
-- attention: FLOPs over the device's rate. The kernel computes whole tiles of `kernel_tile` tokens,
-  so a partial tile costs more than its visible pairs (`tile_seconds`);
-- a message: ``launch + size / bandwidth`` on both ports, then the latency (`link_seconds`);
-- a reduction or copy: bytes read and written over the rate of the device's memory;
-- `kernel_launch_s` for each attention or reduction, added by the simulator.
-
-Constants and sources: ``docs/clusters.md``; how far off predictions are: ``docs/cost-model.md``.
+they were made for. ``docs/cost-model.md`` lists what each piece of work costs and how far off
+predictions are; ``docs/clusters.md`` has the constants and their sources.
 
 A launch computes tiles for many query rows (`KernelWork`). Every `kernel_tile` rows of a query
 block, for one query head, are one block of threads (CTA), which walks through all keys of the
