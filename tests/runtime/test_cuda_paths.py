@@ -25,7 +25,7 @@ from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import Softmax
 from dcp_runtime.kernels import choice as kernel_choice
 from dcp_runtime.kernels import triton_kernel
-from dcp_runtime.transport import choice, gloo_transport, group_transport, recorder
+from dcp_runtime.transport import choice, gloo_transport, group_transport, nccl_transport, recorder
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Event, Recorder, make_clock
@@ -48,8 +48,8 @@ def world(lone_group):
 def test_messages_go_over_the_backend_of_cuda_tensors(world, monkeypatch, backends, has_cuda, made):
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    monkeypatch.setattr(choice, "NcclTransport", lambda *_: "nccl")
-    monkeypatch.setattr(choice, "GlooTransport", lambda *_: "gloo")
+    monkeypatch.setattr(nccl_transport, "NcclTransport", lambda *_: "nccl")
+    monkeypatch.setattr(gloo_transport, "GlooTransport", lambda *_: "gloo")
     assert choice.make_transport(None, 5) == made
 
 
@@ -128,7 +128,7 @@ class _Pinned:
 
 def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
     stream = _Stream()
-    monkeypatch.setattr(gloo_transport, "stream_of", lambda _: stream.work())
+    monkeypatch.setattr(group_transport, "stream_of", lambda _: stream.work())
     transport, there = lone_transport((0, 1)), _Pinned(stream)
 
     def stage(tensor, posted, *, is_send):
@@ -173,7 +173,7 @@ def test_the_stream_of_cuda_tensors_is_the_current_one_of_their_device(monkeypat
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: ("work on", stream))
     device = torch.device("cuda", 1)
     expected = "work on", ("stream of", device)
-    assert gloo_transport.stream_of([SimpleNamespace(device=device)]) == expected
+    assert group_transport.stream_of([SimpleNamespace(device=device)]) == expected
 
 
 def test_backward_of_a_rank_in_one_process_runs_on_its_own_thread():

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_nccl import check
 from test_transports import parcel_of
 from thread_group import Group, ThreadRanks
 
@@ -14,50 +13,12 @@ from dcp_planner import Cluster, TransferKind
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.plans.transfers import Bundle, Transfer
-from dcp_runtime.transport import (
-    gloo_transport,
-    group_store,
-    group_transport,
-    recorder,
-)
+from dcp_runtime.transport import group_transport, recorder
 from dcp_runtime.transport.gloo_transport import UNUSED_TAG, GlooTransport
 from dcp_runtime.transport.recorder import Event, Recorder
 from dcp_runtime.transport.transport import Parcel
 
 TIMEOUT_S = 60.0
-
-
-@pytest.fixture
-def threads(monkeypatch):
-    """Return ranks as threads, on which transports of gloo can be made."""
-
-    def of(ranks):
-        found = ThreadRanks(ranks)
-        for module in (gloo_transport, group_store, group_transport, recorder):
-            monkeypatch.setattr(module, "dist", found)
-        return found
-
-    return of
-
-
-@pytest.fixture
-def on_ranks(threads):
-    """Run ``work(transport)`` on ranks 0, 1, ... of a group whose global ranks are others."""
-
-    def run(size, work, **options):
-        run.made = threads([3 * rank + 1 for rank in range(size)])
-
-        def be(rank):
-            transport = GlooTransport(None, TIMEOUT_S, **options)
-            assert transport._ranks[transport.rank] == rank
-            try:
-                return work(transport)
-            finally:
-                transport.close()
-
-        return run.made.run(be)
-
-    return run
 
 
 def leaving(plan):
@@ -73,12 +34,14 @@ def leaving(plan):
 
 
 @pytest.mark.parametrize("is_frugal", [False, True])
-def test_plans_are_exact_and_no_two_messages_of_a_group_share_a_tag(lab, on_ranks, is_frugal):
+def test_plans_are_exact_and_no_two_messages_of_a_group_share_a_tag(
+    lab, on_ranks, check_plan, is_frugal
+):
     masks = [lab.MASKS["causal"](170)]
     plan = lab.plan_of(masks, cluster=Cluster(2, 2), divisions=2)
     plan = lab.striped(plan, is_frugal=is_frugal)
     assert plan.transfers.hop.max() == 1
-    check(lab, on_ranks, plan, masks)
+    check_plan(GlooTransport, plan, masks)
     table, sent = plan.transfers, {}
     for (group, source, target, tag), count in on_ranks.made.posted.items():
         if tag >= 0:
@@ -111,7 +74,7 @@ def test_traces_of_all_ranks_lie_on_the_clock_of_rank_0(on_ranks, monkeypatch):
         notes.add(Event("send", began, began + 700, True, 2, "kv 3", 2 - rank, 64 + rank, 3))
         return transport.gather_timeline(notes)
 
-    first, *others = on_ranks(3, work)
+    first, *others = on_ranks(GlooTransport, 3, work)
     assert others == [None, None]
     trace, uncertainty_ns = first.trace, round(1e9 * first.uncertainty_s)
     assert 0 < uncertainty_ns < 10**10
@@ -228,7 +191,7 @@ def test_a_relay_leaves_when_its_own_message_is_there(on_ranks):
         transport.wait([sent], "forward")
         return None
 
-    assert on_ranks(3, work) == [[8.0, 8.0], [7.0, 7.0], None]
+    assert on_ranks(GlooTransport, 3, work) == [[8.0, 8.0], [7.0, 7.0], None]
 
 
 def awaited(peer, kind=TransferKind.KV):
@@ -240,7 +203,7 @@ def awaited(peer, kind=TransferKind.KV):
 
 
 def test_closing_wakes_threads_that_wait_for_messages(threads, monkeypatch):
-    ranks, asked = threads([4, 7, 9]), []
+    ranks, asked = threads(GlooTransport, ThreadRanks([4, 7, 9])), []
     transport, irecv = lone_transport(ranks.ranks), ranks.irecv
 
     def noted(tensor, peer, group, tag):
@@ -263,7 +226,7 @@ def test_closing_wakes_threads_that_wait_for_messages(threads, monkeypatch):
 
 
 def test_closing_what_is_idle_breaks_no_connection(threads):
-    ranks = threads([4, 7])
+    ranks = threads(GlooTransport, ThreadRanks([4, 7]))
     transport = lone_transport(ranks.ranks)
     transport._start_threads(torch.device("cpu"))
     lanes = transport._threads
@@ -274,7 +237,7 @@ def test_closing_what_is_idle_breaks_no_connection(threads):
 
 
 def test_a_message_that_comes_too_late_is_an_error_of_its_parcel(threads):
-    threads([0, 1])
+    threads(GlooTransport, ThreadRanks([0, 1]))
     transport = lone_transport((0, 1))
     transport.timeout_s = 0.01
     parcel = awaited(1)

@@ -22,7 +22,7 @@ from thread_group import ThreadRanks
 from dcp_planner import Cluster, TransferKind
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import DCPExecutor, RunError
-from dcp_runtime.transport import group_store, group_transport, nccl_transport
+from dcp_runtime.transport import group_transport, nccl_transport
 from dcp_runtime.transport.nccl_transport import MessageBatch, NcclTransport
 from dcp_runtime.transport.transport import without_overlap
 
@@ -176,70 +176,45 @@ class StandIn(ThreadRanks):
 
 
 @pytest.fixture
-def on_ranks(monkeypatch):
-    """Run ``work(transport)`` on every rank, each a thread; give results or errors in order."""
+def make_ranks(monkeypatch):
+    """Return the maker of ranks whose communicators keep the order."""
 
-    def run(size, work):
-        stand_in = run.made = StandIn(size)
-        stand_in.transports = []
-        for module in (group_store, group_transport, nccl_transport):
-            monkeypatch.setattr(module, "dist", stand_in)
+    def make(size):
+        stand_in = StandIn(size)
         monkeypatch.setattr(nccl_transport, "make_group", stand_in.make_group)
         monkeypatch.setattr(nccl_transport, "torch", stand_in)
         allow = lambda: stand_in.may_ask.add(threading.current_thread())  # noqa: E731
         monkeypatch.setattr(nccl_transport, "allow_captures", allow, raising=False)
+        return stand_in
 
-        def run_rank(rank):
-            transport = NcclTransport(None, TIMEOUT_S)
-            stand_in.transports.append(transport)  # who stays away says nothing, freed or not
-            transport.exchange_notes("", "all have joined")
-            return work(transport)
-
-        return stand_in.run(run_rank)
-
-    return run
+    return make
 
 
 @pytest.mark.parametrize(
     ("cluster", "choices", "wrap"),
     [
-        (Cluster(1, 2), {}, None),
-        (Cluster(1, 4), {"layout": "native", "divisions": 4}, None),
-        (Cluster(2, 2), ONCE_PER_NODE, None),
-        (Cluster(2, 2), ONCE_PER_NODE, without_overlap),
-        (Cluster(2, 2), {"head_groups": 2}, None),
+        (Cluster(1, 2), {}, {}),
+        (Cluster(1, 4), {"layout": "native", "divisions": 4}, {}),
+        (Cluster(2, 2), ONCE_PER_NODE, {}),
+        (Cluster(2, 2), ONCE_PER_NODE, {"wrap": without_overlap}),
+        (Cluster(2, 2), {"head_groups": 2}, {}),
     ],
     ids=["a pair", "a node", "once per node", "no overlap", "head groups"],
 )
-def test_plans_run_on_communicators_that_keep_the_order(lab, on_ranks, cluster, choices, wrap):
+def test_plans_run_on_communicators_that_keep_the_order(lab, check_plan, cluster, choices, wrap):
     masks = [lab.MASKS["full"](130), lab.MASKS["blind_rows"](40)]
-    check(lab, on_ranks, lab.plan_of(masks, cluster=cluster, **choices), masks, wrap)
+    check_plan(NcclTransport, lab.plan_of(masks, cluster=cluster, **choices), masks, **wrap)
 
 
 @pytest.mark.parametrize("is_frugal", [False, True])
-def test_two_hops_behind_the_first_in_one_division_do_not_stand_still(lab, on_ranks, is_frugal):
+def test_two_hops_behind_the_first_in_one_division_do_not_stand_still(lab, check_plan, is_frugal):
     masks = [lab.MASKS["causal"](170)]
     plan = lab.striped(lab.plan_of(masks, cluster=Cluster(2, 4), divisions=2), is_frugal=is_frugal)
     table = plan.transfers
     for is_result in (False, True):
         chosen = (table.kind >= TransferKind.OUT) == is_result
         assert set(table.hop[chosen & (table.division == 1)]) == {0, 1, 2}
-    check(lab, on_ranks, plan, masks)
-
-
-def check(lab, on_ranks, plan, masks, wrap=None):
-    """Run a plan of 170 tokens, two layers, and compare it with eager attention."""
-    q, kv, dout = lab.random_qkv(1, 170, 4, 2, 8, torch.float32)
-
-    def work(transport):
-        used = transport if wrap is None else wrap(transport)
-        executor = DCPExecutor(transport=used, check_finite=True)
-        return lab.run_layers(executor, plan, (q, kv, dout), layers=2)
-
-    parts = on_ranks(plan.num_devices, work)
-    assert not [part for part in parts if isinstance(part, BaseException)], parts
-    dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
-    lab.assert_as_exact_as_eager(lab.whole_of(parts, 170), q, kv, dout, dense)
+    check_plan(NcclTransport, plan, masks)
 
 
 def whole_sequence(lab, ranks):
@@ -261,7 +236,8 @@ def lost_by(lab, on_ranks):
             prepared._check_tensors(*mine)
             return leave(transport) if transport.rank == away else prepared.forward(*mine)
 
-        found = [error for rank, error in enumerate(on_ranks(3, work)) if rank != away]
+        found = on_ranks(NcclTransport, 3, work, TIMEOUT_S)
+        del found[away]
         assert all(isinstance(error, RunError) for error in found)
         assert [error.rank for error in found] == [away] * 2
         return found
@@ -310,7 +286,7 @@ def ahead(lab, on_ranks):
 
             return work(transport, executor, layer)
 
-        return on_ranks(2, run_rank)
+        return on_ranks(NcclTransport, 2, run_rank, TIMEOUT_S)
 
     return run
 
@@ -334,7 +310,10 @@ def closes_rank_1(transport, failure):
 
 
 def test_ranks_that_come_to_different_places_are_told(on_ranks):
-    found = on_ranks(2, lambda transport: transport.exchange_notes("", f"step {transport.rank}"))
+    def work(transport):
+        return transport.exchange_notes("", f"step {transport.rank}")
+
+    found = on_ranks(NcclTransport, 2, work, TIMEOUT_S)
     assert [type(error) for error in found] == [RunError] * 2
     assert "step 1" in str(found[0])
 
