@@ -67,23 +67,20 @@ def make_ranks():
 
 @pytest.fixture
 def on_ranks(threads, make_ranks):
-    """Run ``work(transport)`` on ranks 0, 1, ...; give results, or errors, in order.
-
-    `made` holds the ranks, `transports` those of all: who stays away says nothing, freed or not.
-    """
+    """Run ``work(transport)`` on ranks 0, 1, ... (`made`); give results, or errors, in order."""
 
     def run(kind, size, work, timeout_s=60.0):
-        run.made, run.transports = threads(kind, make_ranks(size)), []
+        run.made, transports = threads(kind, make_ranks(size)), []
 
         def be(rank):
             transport = kind(None, timeout_s)
-            run.transports.append(transport)
+            transports.append(transport)  # who stays away says nothing, freed or not
             assert transport._ranks[transport.rank] == rank
             transport.exchange_notes("", "all have joined")
             return work(transport)
 
         found = run.made.run(be)
-        for transport in run.transports:
+        for transport in transports:
             transport.close()
         return found
 

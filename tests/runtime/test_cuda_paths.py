@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from test_gloo import awaited, lone_transport
+from test_transports import lone_transport, parcel_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d
@@ -138,7 +138,7 @@ def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
     monkeypatch.setattr(transport, "_stage", stage)
     work = SimpleNamespace(wait=lambda timeout: None)
     monkeypatch.setattr(gloo_transport.dist, "irecv", lambda *_, **__: work)
-    parcel = awaited(1)
+    parcel = parcel_of(1)
     transport.start([parcel])
     assert parcel.wait(100)
     transport.close()
@@ -161,7 +161,7 @@ def test_sends_are_staged_on_the_stream_of_the_layer(monkeypatch):
     stream = _Stream()
     host = _Pinned(stream)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: host)
-    posted = gloo_transport.Posted(awaited(1), stream.work())
+    posted = gloo_transport.Posted(parcel_of(1), stream.work())
     on_device = SimpleNamespace(device=torch.device("cuda"), shape=(2,), dtype=torch.float32)
     transport = GlooTransport.__new__(GlooTransport)
     assert transport._stage(on_device, posted, is_send=True) is host

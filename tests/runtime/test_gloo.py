@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_transports import parcel_of
-from thread_group import Group, ThreadRanks
+from test_transports import lone_transport, parcel_of
+from thread_group import ThreadRanks
 
 from dcp_planner import Cluster, TransferKind
 from dcp_planner.simulation import EVENT_KINDS
@@ -17,8 +17,6 @@ from dcp_runtime.transport import group_transport, recorder
 from dcp_runtime.transport.gloo_transport import UNUSED_TAG, GlooTransport
 from dcp_runtime.transport.recorder import Event, Recorder
 from dcp_runtime.transport.transport import Parcel
-
-TIMEOUT_S = 60.0
 
 
 def leaving(plan):
@@ -148,17 +146,6 @@ def test_whoever_gathers_traces_knows_for_whom_it_waits(monkeypatch):
     ]  # fmt: skip
 
 
-def lone_transport(ranks):
-    """Return the transport of the first rank of a group, whose other ranks are never there."""
-    transport = GlooTransport.__new__(GlooTransport)
-    transport.rank, transport._ranks = 0, list(ranks)
-    transport.timeout_s, transport._passed_on = TIMEOUT_S, frozenset()
-    place = "gloo", 1.0, ranks[0]
-    transport._groups = [Group(tuple(ranks), number, *place) for number in (1, 2)]
-    transport._queues, transport._threads = [], []
-    return transport
-
-
 def test_a_relay_leaves_when_its_own_message_is_there(on_ranks):
     """Rank 0 waits for rank 1 first, which sends only once rank 0 has passed rank 2's block on."""
 
@@ -169,37 +156,25 @@ def test_a_relay_leaves_when_its_own_message_is_there(on_ranks):
         return Parcel(Bundle.of([transfer]), (torch.full((2,), value),), 0, after)
 
     def work(transport):
+        def exchange(*parcels):
+            transport.start(parcels)
+            transport.wait(parcels, "forward")
+            return parcels[0].tensors[0].tolist()
+
         part = SimpleNamespace(passed_on=frozenset({2} if transport.rank == 0 else ()))
         transport.begin(part, "forward", None)
         if transport.rank == 0:
             late, brought = (parcel(block(n, n, is_send=False)) for n in (1, 2))
             relay = parcel(block(3, 1, is_send=True, hop=1, brought_by=2), after=brought)
             relay.tensors = brought.tensors
-            transport.start([late, brought, relay])
-            transport.wait([late, brought, relay], "forward")
-            return late.tensors[0].tolist()
-        if transport.rank == 1:
-            passed = parcel(block(3, 0, is_send=False, hop=1))
-            transport.start([passed])
-            transport.wait([passed], "forward")
-            answer = parcel(block(1, 0, is_send=True), 1.0 + float(passed.tensors[0][0]))
-            transport.start([answer])
-            transport.wait([answer], "forward")
-            return passed.tensors[0].tolist()
-        sent = parcel(block(2, 0, is_send=True), 7.0)
-        transport.start([sent])
-        transport.wait([sent], "forward")
-        return None
+            return exchange(late, brought, relay)
+        if transport.rank == 2:
+            return exchange(parcel(block(2, 0, is_send=True), 7.0))
+        passed = exchange(parcel(block(3, 0, is_send=False, hop=1)))
+        exchange(parcel(block(1, 0, is_send=True), 1.0 + passed[0]))
+        return passed
 
-    assert on_ranks(GlooTransport, 3, work) == [[8.0, 8.0], [7.0, 7.0], None]
-
-
-def awaited(peer, kind=TransferKind.KV):
-    transfer = Transfer(
-        index=3, kind=kind, block=1, name="kv 1", num_tokens=2, peer=peer, is_send=False, row=0,
-        slot=0, hop=0, brought_by=-1,
-    )  # fmt: skip
-    return Parcel(Bundle.of([transfer]), (torch.zeros(2),), 4)
+    assert on_ranks(GlooTransport, 3, work) == [[8.0, 8.0], [7.0, 7.0], [7.0, 7.0]]
 
 
 def test_closing_wakes_threads_that_wait_for_messages(threads, monkeypatch):
@@ -211,7 +186,7 @@ def test_closing_wakes_threads_that_wait_for_messages(threads, monkeypatch):
         return irecv(tensor, peer, group, tag)
 
     monkeypatch.setattr(ranks, "irecv", noted)
-    parcels = [awaited(1), awaited(2, TransferKind.OUT)]
+    parcels = [parcel_of(1), parcel_of(2, kind=TransferKind.OUT)]
     transport.start(parcels)
     lanes = transport._threads
     assert [(each.name, each.daemon) for each in lanes] == [
@@ -240,7 +215,7 @@ def test_a_message_that_comes_too_late_is_an_error_of_its_parcel(threads):
     threads(GlooTransport, ThreadRanks([0, 1]))
     transport = lone_transport((0, 1))
     transport.timeout_s = 0.01
-    parcel = awaited(1)
+    parcel = parcel_of(1)
     transport.start([parcel])
     assert parcel.wait(60)
     transport.close()
@@ -250,6 +225,6 @@ def test_a_message_that_comes_too_late_is_an_error_of_its_parcel(threads):
 def test_threads_give_up_before_the_host_does(monkeypatch):
     transport, told = lone_transport((0, 1)), []
     monkeypatch.setattr(transport, "_await", lambda *limits: told.append(limits))
-    parcels = [parcel_of(1, is_send=False)]
+    parcels = [parcel_of(1)]
     transport.wait(parcels, "backward")
-    assert told == [(parcels, "backward", 2 * TIMEOUT_S + 5, group_transport.POLL_S)]
+    assert told == [(parcels, "backward", 2 * transport.timeout_s + 5, group_transport.POLL_S)]

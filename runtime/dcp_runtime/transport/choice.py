@@ -19,12 +19,6 @@ def make_transport(
     group: "dist.ProcessGroup | None", timeout_s: float, name: GroupTransportName | None = None
 ) -> "GroupTransport":
     """Make the transport of that name, or NCCL where that moves a group's CUDA tensors, or gloo."""
-    make = resolve_name(f"{__package__}.{GROUP_TRANSPORTS[name or _name_for(group)]}")
-    made: GroupTransport = make(group, timeout_s)
-    return made
-
-
-def _name_for(group: "dist.ProcessGroup | None") -> GroupTransportName:
     import torch
     import torch.distributed as dist
 
@@ -33,4 +27,7 @@ def _name_for(group: "dist.ProcessGroup | None") -> GroupTransportName:
     # A group may have a backend per device: "cpu:gloo,cuda:nccl".
     member_ranks(group)  # refuses a group without this rank; get_backend_config would name no group
     backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
-    return "nccl" if backends.get("cuda") == "nccl" and torch.cuda.is_available() else "gloo"
+    has_nccl = backends.get("cuda") == "nccl" and torch.cuda.is_available()
+    place = GROUP_TRANSPORTS[name or ("nccl" if has_nccl else "gloo")]
+    made: GroupTransport = resolve_name(f"{__package__}.{place}")(group, timeout_s)
+    return made

@@ -7,7 +7,7 @@ one packed message per peer (2 ranks, 2 cores, blocks of 1 MiB: 2.1 against 0.4 
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -62,13 +62,9 @@ class GlooTransport(GroupTransport):
         super().begin(part, direction, row_bytes)
         self._passed_on = part.passed_on
 
-    def start(self, parcels: Sequence[Parcel]) -> None:
-        """Start all parcels in order; the first have threads started that wait for messages."""
-        if parcels and not self._queues:
-            self._start_threads(parcels[0].tensors[0].device)
-        super().start(parcels)
-
     def _post(self, parcel: Parcel, stream: AbstractContextManager[object]) -> None:
+        if not self._queues:  # the first parcel forwards nothing, so that no other thread is here
+            self._start_threads(parcel.tensors[0].device)
         bundle, posted = parcel.bundle, Posted(parcel, stream)
         is_result = int(bundle.is_result)
         group, peer = self._groups[is_result], self._ranks[bundle.peer]

@@ -120,10 +120,7 @@ def stream_of(tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
 
 
 class GroupTransport(Transport):
-    """A transport between the ranks of a process group: `_post` moves a parcel.
-
-    The global rank of its peer is ``_ranks[parcel.bundle.peer]``.
-    """
+    """A transport between the ranks of a process group; see `start`."""
 
     _control: dist.ProcessGroup  # of gloo; traces travel over it
 
@@ -137,7 +134,7 @@ class GroupTransport(Transport):
         finalize(self, _leave_unclosed, self._barrier, os.getpid())
 
     def start(self, parcels: Sequence[Parcel]) -> None:
-        """Post all parcels in order, without waiting; the error of a lost peer comes at `wait`.
+        """Have `_post` start all parcels in order, without waiting; errors are raised by `wait`.
 
         A parcel ends once, on any thread, by `Parcel.finish`: with an error if it will never arrive
         or leave. One with ``after`` is posted on the thread that ends the other one, or ends with
@@ -147,11 +144,7 @@ class GroupTransport(Transport):
         one that waits inside torch while Python shuts down would abort the process.
         """
         for parcel in parcels:
-            start = partial(self._start_one, parcel, stream_of(parcel.tensors))
-            if parcel.after is None:
-                start()
-            else:
-                parcel.after.then(start)
+            parcel.once_due(partial(self._start_one, parcel, stream_of(parcel.tensors)))
 
     def _start_one(self, parcel: Parcel, stream: AbstractContextManager[object]) -> None:
         if parcel.after is not None and parcel.after.error is not None:
@@ -161,7 +154,10 @@ class GroupTransport(Transport):
         self._post(parcel, stream)
 
     def _post(self, parcel: Parcel, stream: AbstractContextManager[object]) -> None:
-        """Send or receive without waiting; CUDA tensors are copied on the stream of the layer."""
+        """Send to rank ``_ranks[parcel.bundle.peer]`` or receive, without waiting.
+
+        What copies CUDA tensors does so in `stream`, that of the layer.
+        """
         raise NotImplementedError  # NCCL starts whole batches
 
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
