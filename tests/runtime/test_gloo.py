@@ -100,10 +100,9 @@ def test_the_shortest_ping_gives_the_offset_and_half_of_it_the_error(monkeypatch
     now, told = [0], []
 
     def recv(tensor, source, group):
-        now[0] += trips[len(told) - 1]
-        tensor[0] = (
-            now[0] - trips[len(told) - 1] + 7000 + (1000 if trips[len(told) - 1] == 11 else 0)
-        )
+        trip = trips[len(told) - 1]
+        tensor[0] = now[0] + (8000 if trip == 11 else 7000)
+        now[0] += trip
 
     monkeypatch.setattr(recorder, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
     stand_in = SimpleNamespace(

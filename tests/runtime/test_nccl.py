@@ -217,24 +217,24 @@ def test_two_hops_behind_the_first_in_one_division_do_not_stand_still(lab, check
     check_plan(NcclTransport, plan, masks)
 
 
-def whole_sequence(lab, ranks):
-    """Plan 120 tokens that all see each other; draw q, kv and dout for them."""
-    plan = lab.plan_of([("full", 120)], ranks, block=8)
-    return plan, *lab.random_qkv(1, 120, 4, 2, 8, torch.float32)
+def ready(lab, transport, plan):
+    """Prepare a plan of 120 tokens; return executor, prepared plan, and q, kv, dout of a rank."""
+    executor = DCPExecutor(transport=transport)
+    prepared, rows = executor.prepare(plan), torch.tensor(plan.local_tokens(transport.rank))
+    q, kv, dout = (x[rows] for x in lab.random_qkv(1, 120, 4, 2, 8, torch.float32))
+    prepared._check_tensors(q, kv)
+    return executor, prepared, q, kv, dout
 
 
 @pytest.fixture
 def lost_by(lab, on_ranks):
     """Run a plan of three ranks, of which one leaves; give what the others raise."""
-    plan, q, kv, _ = whole_sequence(lab, 3)
+    plan = lab.plan_of([("full", 120)], 3, block=8)
 
     def run(away, leave=lambda transport: None):
         def work(transport):
-            prepared = DCPExecutor(transport=transport).prepare(plan)
-            rows = torch.tensor(plan.local_tokens(transport.rank))
-            mine = q[rows], kv[rows]
-            prepared._check_tensors(*mine)
-            return leave(transport) if transport.rank == away else prepared.forward(*mine)
+            _, prepared, q, kv, _ = ready(lab, transport, plan)
+            return leave(transport) if transport.rank == away else prepared.forward(q, kv)
 
         found = on_ranks(NcclTransport, 3, work, TIMEOUT_S)
         del found[away]
@@ -270,19 +270,16 @@ def test_a_broken_communicator_is_told_with_the_rank_that_left(lost_by):
 @pytest.fixture
 def ahead(lab, on_ranks):
     """Run ``work(transport, layer)`` on two ranks while no message arrives and no host waits."""
-    plan, q, kv, dout = whole_sequence(lab, 2)
+    plan = lab.plan_of([("full", 120)], 2, block=8)
 
     def run(work):
         def run_rank(transport):
-            executor = DCPExecutor(transport=transport)
-            rows = torch.tensor(plan.local_tokens(transport.rank))
-            prepared = executor.prepare(plan)
-            prepared._check_tensors(q[rows], kv[rows])
+            executor, prepared, q, kv, dout = ready(lab, transport, plan)
             let_run_ahead(transport, True)
 
             def layer():
-                out, lse = prepared.forward(q[rows], kv[rows])
-                prepared.backward(q[rows], kv[rows], out, lse, dout[rows])
+                out, lse = prepared.forward(q, kv)
+                prepared.backward(q, kv, out, lse, dout)
 
             return work(transport, executor, layer)
 
