@@ -12,11 +12,9 @@ from thread_group import ThreadRanks
 from dcp_planner import Cluster, TransferKind
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime.plans.device_plan import prepare_device
-from dcp_runtime.plans.transfers import Bundle, Transfer
 from dcp_runtime.transport import group_transport, recorder
 from dcp_runtime.transport.gloo_transport import UNUSED_TAG, GlooTransport
 from dcp_runtime.transport.recorder import Event, Recorder
-from dcp_runtime.transport.transport import Parcel
 
 
 def leaving(plan):
@@ -148,12 +146,6 @@ def test_whoever_gathers_traces_knows_for_whom_it_waits(monkeypatch):
 def test_a_relay_leaves_when_its_own_message_is_there(on_ranks):
     """Rank 0 waits for rank 1 first, which sends only once rank 0 has passed rank 2's block on."""
 
-    def block(index, peer, *, is_send, hop=0, brought_by=-1):
-        return Transfer(index, TransferKind.KV, 0, "kv 0", 2, peer, is_send, 0, 0, hop, brought_by)
-
-    def parcel(transfer, value=0.0, after=None):
-        return Parcel(Bundle.of([transfer]), (torch.full((2,), value),), 0, after)
-
     def work(transport):
         def exchange(*parcels):
             transport.start(parcels)
@@ -163,14 +155,14 @@ def test_a_relay_leaves_when_its_own_message_is_there(on_ranks):
         part = SimpleNamespace(passed_on=frozenset({2} if transport.rank == 0 else ()))
         transport.begin(part, "forward", None)
         if transport.rank == 0:
-            late, brought = (parcel(block(n, n, is_send=False)) for n in (1, 2))
-            relay = parcel(block(3, 1, is_send=True, hop=1, brought_by=2), after=brought)
+            late, brought = (parcel_of(n, index=n) for n in (1, 2))
+            relay = parcel_of(1, is_send=True, hop=1, brought_by=2, after=brought)
             relay.tensors = brought.tensors
             return exchange(late, brought, relay)
         if transport.rank == 2:
-            return exchange(parcel(block(2, 0, is_send=True), 7.0))
-        passed = exchange(parcel(block(3, 0, is_send=False, hop=1)))
-        exchange(parcel(block(1, 0, is_send=True), 1.0 + passed[0]))
+            return exchange(parcel_of(0, index=2, is_send=True, value=7.0))
+        passed = exchange(parcel_of(0, hop=1))
+        exchange(parcel_of(0, index=1, is_send=True, value=1.0 + passed[0]))
         return passed
 
     assert on_ranks(GlooTransport, 3, work) == [[8.0, 8.0], [7.0, 7.0], [7.0, 7.0]]

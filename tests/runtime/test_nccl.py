@@ -312,9 +312,9 @@ def test_ranks_that_come_to_different_places_are_told(on_ranks):
     assert "step 1" in str(found[0])
 
 
-def until_it_fails(transport):
+def until(is_so):
     deadline = time.monotonic() + 60
-    while transport._failure is None and time.monotonic() < deadline:
+    while not is_so() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
@@ -347,9 +347,7 @@ def test_messages_of_a_layer_are_let_go_once_they_have_come(ahead):
         let_run_ahead(transport, False)
         layer()
         executor.trace()  # waits for the messages
-        deadline = time.monotonic() + 60
-        while any(parcel() is not None for parcel in sent) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: all(parcel() is None for parcel in sent))
         return bool(sent), [parcel for parcel in sent if parcel() is not None]
 
     assert ahead(work) == [(True, []), (True, [])]
@@ -361,7 +359,7 @@ def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead, failure):
         layer()
         if closes_rank_1(transport, failure):
             return None
-        until_it_fails(transport)
+        until(lambda: transport._failure)
         for call in (layer, lambda: transport.exchange_notes("", "prepare")):
             with pytest.raises(RunError, match=r"rank 1 is dead or stalled.*remote process exited"):
                 call()
@@ -385,7 +383,7 @@ def test_a_communicator_that_failed_ends_before_the_ranks_agree(ahead):
         transport._failures.settle = noted
         if closes_rank_1(transport, "error"):
             return None
-        until_it_fails(transport)
+        until(lambda: transport._failure)
         return seen
 
     assert ahead(work) == [[(True, True, True)], None]
@@ -400,7 +398,7 @@ def test_a_gpu_that_refuses_its_work_is_the_fault_of_its_own_rank(ahead, on_rank
                 transport.catch_up()  # sees the mark of the other rank
         else:
             Work.is_completed = refuse
-            until_it_fails(transport)
+            until(lambda: transport._failure)
             with pytest.raises(RunError) as caught:
                 layer()
         return str(caught.value)
@@ -515,7 +513,7 @@ def test_a_rank_that_fails_ahead_of_its_messages_is_to_blame_itself(ahead):
             return transport._watcher.join(4 * nccl_transport.POLL_S)  # sees the mark
         time.sleep(4 * nccl_transport.POLL_S)
         layer()
-        until_it_fails(transport)
+        until(lambda: transport._failure)
         return layer()
 
     first, second = ahead(work)

@@ -29,12 +29,14 @@ from dcp_runtime.transport.recorder import Recorder
 from dcp_runtime.transport.transport import Parcel
 
 
-def parcel_of(peer, *, is_send=False, after=None, kind=TransferKind.KV):
-    transfer = Transfer(
-        index=3, kind=kind, block=1, name="kv 1", num_tokens=2, peer=peer, is_send=is_send, row=0,
-        slot=0, hop=0, brought_by=-1,
-    )  # fmt: skip
-    return Parcel(Bundle.of([transfer]), (torch.zeros(2),), 4, after)
+def parcel_of(peer, *, after=None, value=0.0, **others):
+    """Return a parcel of one block; `others` are fields of its transfer."""
+    fields = {
+        "index": 3, "kind": TransferKind.KV, "block": 1, "name": "kv 1", "num_tokens": 2,
+        "is_send": False, "row": 0, "slot": 0, "hop": 0, "brought_by": -1,
+    }  # fmt: skip
+    transfer = Transfer(peer=peer, **(fields | others))
+    return Parcel(Bundle.of([transfer]), (torch.full((2,), value),), 4, after)
 
 
 def lone_transport(ranks):
