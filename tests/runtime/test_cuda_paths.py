@@ -51,6 +51,7 @@ def test_messages_go_over_the_backend_of_cuda_tensors(world, monkeypatch, backen
     monkeypatch.setattr(nccl_transport, "NcclTransport", lambda *_: "nccl")
     monkeypatch.setattr(gloo_transport, "GlooTransport", lambda *_: "gloo")
     assert choice.make_transport(None, 5) == made
+    assert choice.make_transport(None, 5, "gloo") == "gloo"
 
 
 def test_groups_are_made_without_the_ranks_that_make_no_executor(world, monkeypatch):

@@ -237,8 +237,7 @@ def test_blocks_travel_as_configured(alone, monkeypatch):
     recorders = []
     for config in (RunConfig(1), RunConfig(1, transport="nccl", device="cuda")):
         found = worker.run_job(config, alone, 4.0, recorders)
-        made = None, 4.0, config.transport
-        assert found == {"told": (made, config, alone, recorders)}
+        assert found == {"told": ((None, 4.0, config.transport), config, alone, recorders)}
     found = worker.run_job(RunConfig(1, transport="loopback"), alone, 4.0, recorders)
     assert type(found["told"][0]) is LoopbackTransport
     assert told == ["GPU", (1, 4.0, {"lockstep": True})]
