@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dcp_runtime.transport.choice import GROUP_TRANSPORTS
+
 if TYPE_CHECKING:
     from dcp_planner import Trace
     from dcp_planner.plan import PlanFile
@@ -58,7 +60,7 @@ class DilationType(click.ParamType):  # type: ignore[type-arg]  # of one version
 @click.option("--trace", type=click.Path(),
               help="Write the measured trace to this file: .dcpplan (plan and trace) or .pftrace "
               "(for ui.perfetto.dev).")  # fmt: skip
-@click.option("--transport", type=click.Choice(["gloo", "nccl", "loopback"]), default="gloo",
+@click.option("--transport", type=click.Choice([*GROUP_TRANSPORTS, "loopback"]), default="gloo",
               show_default=True, help="Transport of messages; loopback: all ranks are threads of "
               "one process.")  # fmt: skip
 @click.option(

@@ -1,5 +1,6 @@
 """Fixtures of the tests of the runtime: oracles, memory, threads, and starts of real ranks."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -8,7 +9,11 @@ import dense_oracle
 import pytest
 import torch
 import torch.distributed as dist
+from thread_group import ThreadRanks
 from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from dcp_runtime import DCPExecutor
+from dcp_runtime.transport import group_store, group_transport, recorder
 
 
 @pytest.fixture
@@ -40,6 +45,65 @@ def rank_2_of_4():
     dist.init_process_group("fake", store=FakeStore(), rank=2, world_size=4)
     yield
     dist.destroy_process_group()
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Have threads, a `ThreadRanks`, be the ranks of the transports of a class."""
+
+    def be(kind, ranks):
+        for module in (sys.modules[kind.__module__], group_store, group_transport, recorder):
+            monkeypatch.setattr(module, "dist", ranks, raising=False)
+        return ranks
+
+    return be
+
+
+@pytest.fixture
+def make_ranks():
+    """Return the maker of some ranks as threads; in the world they have other numbers."""
+    return lambda size: ThreadRanks(range(1, 3 * size, 3))
+
+
+@pytest.fixture
+def on_ranks(threads, make_ranks):
+    """Run ``work(transport)`` on ranks 0, 1, ... (`made`); give results, or errors, in order."""
+
+    def run(kind, size, work, timeout_s=60.0):
+        run.made, transports = threads(kind, make_ranks(size)), []
+
+        def be(rank):
+            transport = kind(None, timeout_s)
+            transports.append(transport)  # who stays away says nothing, freed or not
+            assert transport._ranks[transport.rank] == rank
+            transport.exchange_notes("", "all have joined")
+            return work(transport)
+
+        found = run.made.run(be)
+        for transport in transports:
+            transport.close()
+        return found
+
+    return run
+
+
+@pytest.fixture
+def check_plan(lab, on_ranks):
+    """Run a plan of 170 tokens, two layers, and compare it with eager attention."""
+
+    def check(kind, plan, masks, wrap=lambda transport: transport):
+        q, kv, dout = lab.random_qkv(1, 170, 4, 2, 8, torch.float32)
+
+        def work(transport):
+            executor = DCPExecutor(transport=wrap(transport), check_finite=True)
+            return lab.run_layers(executor, plan, (q, kv, dout), layers=2)
+
+        parts = on_ranks(kind, plan.num_devices, work)
+        assert not [part for part in parts if isinstance(part, BaseException)], parts
+        dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
+        lab.assert_as_exact_as_eager(lab.whole_of(parts, 170), q, kv, dout, dense)
+
+    return check
 
 
 @pytest.fixture(scope="session")

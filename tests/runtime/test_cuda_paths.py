@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from test_gloo import awaited, lone_transport
+from test_transports import lone_transport, parcel_of
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import distributed_c10d
@@ -25,7 +25,7 @@ from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import Softmax
 from dcp_runtime.kernels import choice as kernel_choice
 from dcp_runtime.kernels import triton_kernel
-from dcp_runtime.transport import choice, gloo_transport, group_transport, recorder
+from dcp_runtime.transport import choice, gloo_transport, group_transport, nccl_transport, recorder
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Event, Recorder, make_clock
@@ -48,9 +48,10 @@ def world(lone_group):
 def test_messages_go_over_the_backend_of_cuda_tensors(world, monkeypatch, backends, has_cuda, made):
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    monkeypatch.setattr(choice, "NcclTransport", lambda *_: "nccl")
-    monkeypatch.setattr(choice, "GlooTransport", lambda *_: "gloo")
+    monkeypatch.setattr(nccl_transport, "NcclTransport", lambda *_: "nccl")
+    monkeypatch.setattr(gloo_transport, "GlooTransport", lambda *_: "gloo")
     assert choice.make_transport(None, 5) == made
+    assert choice.make_transport(None, 5, "gloo") == "gloo"
 
 
 def test_groups_are_made_without_the_ranks_that_make_no_executor(world, monkeypatch):
@@ -128,7 +129,7 @@ class _Pinned:
 
 def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
     stream = _Stream()
-    monkeypatch.setattr(gloo_transport, "stream_of", lambda _: stream.work())
+    monkeypatch.setattr(group_transport, "stream_of", lambda _: stream.work())
     transport, there = lone_transport((0, 1)), _Pinned(stream)
 
     def stage(tensor, posted, *, is_send):
@@ -138,7 +139,7 @@ def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
     monkeypatch.setattr(transport, "_stage", stage)
     work = SimpleNamespace(wait=lambda timeout: None)
     monkeypatch.setattr(gloo_transport.dist, "irecv", lambda *_, **__: work)
-    parcel = awaited(1)
+    parcel = parcel_of(1)
     transport.start([parcel])
     assert parcel.wait(100)
     transport.close()
@@ -161,7 +162,7 @@ def test_sends_are_staged_on_the_stream_of_the_layer(monkeypatch):
     stream = _Stream()
     host = _Pinned(stream)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: host)
-    posted = gloo_transport.Posted(awaited(1), stream.work())
+    posted = gloo_transport.Posted(parcel_of(1), stream.work())
     on_device = SimpleNamespace(device=torch.device("cuda"), shape=(2,), dtype=torch.float32)
     transport = GlooTransport.__new__(GlooTransport)
     assert transport._stage(on_device, posted, is_send=True) is host
@@ -173,7 +174,7 @@ def test_the_stream_of_cuda_tensors_is_the_current_one_of_their_device(monkeypat
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: ("work on", stream))
     device = torch.device("cuda", 1)
     expected = "work on", ("stream of", device)
-    assert gloo_transport.stream_of([SimpleNamespace(device=device)]) == expected
+    assert group_transport.stream_of([SimpleNamespace(device=device)]) == expected
 
 
 def test_backward_of_a_rank_in_one_process_runs_on_its_own_thread():

@@ -6,58 +6,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from test_nccl import check
-from test_transports import parcel_of
-from thread_group import Group, ThreadRanks
+from test_transports import lone_transport, parcel_of
+from thread_group import ThreadRanks
 
 from dcp_planner import Cluster, TransferKind
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime.plans.device_plan import prepare_device
-from dcp_runtime.plans.transfers import Bundle, Transfer
-from dcp_runtime.transport import (
-    gloo_transport,
-    group_store,
-    group_transport,
-    recorder,
-)
+from dcp_runtime.transport import group_transport, recorder
 from dcp_runtime.transport.gloo_transport import UNUSED_TAG, GlooTransport
 from dcp_runtime.transport.recorder import Event, Recorder
-from dcp_runtime.transport.transport import Parcel
-
-TIMEOUT_S = 60.0
-
-
-@pytest.fixture
-def threads(monkeypatch):
-    """Return ranks as threads, on which transports of gloo can be made."""
-
-    def of(ranks):
-        found = ThreadRanks(ranks)
-        for module in (gloo_transport, group_store, group_transport, recorder):
-            monkeypatch.setattr(module, "dist", found)
-        return found
-
-    return of
-
-
-@pytest.fixture
-def on_ranks(threads):
-    """Run ``work(transport)`` on ranks 0, 1, ... of a group whose global ranks are others."""
-
-    def run(size, work, **options):
-        run.made = threads([3 * rank + 1 for rank in range(size)])
-
-        def be(rank):
-            transport = GlooTransport(None, TIMEOUT_S, **options)
-            assert transport._ranks[transport.rank] == rank
-            try:
-                return work(transport)
-            finally:
-                transport.close()
-
-        return run.made.run(be)
-
-    return run
 
 
 def leaving(plan):
@@ -73,12 +30,14 @@ def leaving(plan):
 
 
 @pytest.mark.parametrize("is_frugal", [False, True])
-def test_plans_are_exact_and_no_two_messages_of_a_group_share_a_tag(lab, on_ranks, is_frugal):
+def test_plans_are_exact_and_no_two_messages_of_a_group_share_a_tag(
+    lab, on_ranks, check_plan, is_frugal
+):
     masks = [lab.MASKS["causal"](170)]
     plan = lab.plan_of(masks, cluster=Cluster(2, 2), divisions=2)
     plan = lab.striped(plan, is_frugal=is_frugal)
     assert plan.transfers.hop.max() == 1
-    check(lab, on_ranks, plan, masks)
+    check_plan(GlooTransport, plan, masks)
     table, sent = plan.transfers, {}
     for (group, source, target, tag), count in on_ranks.made.posted.items():
         if tag >= 0:
@@ -111,7 +70,7 @@ def test_traces_of_all_ranks_lie_on_the_clock_of_rank_0(on_ranks, monkeypatch):
         notes.add(Event("send", began, began + 700, True, 2, "kv 3", 2 - rank, 64 + rank, 3))
         return transport.gather_timeline(notes)
 
-    first, *others = on_ranks(3, work)
+    first, *others = on_ranks(GlooTransport, 3, work)
     assert others == [None, None]
     trace, uncertainty_ns = first.trace, round(1e9 * first.uncertainty_s)
     assert 0 < uncertainty_ns < 10**10
@@ -139,10 +98,9 @@ def test_the_shortest_ping_gives_the_offset_and_half_of_it_the_error(monkeypatch
     now, told = [0], []
 
     def recv(tensor, source, group):
-        now[0] += trips[len(told) - 1]
-        tensor[0] = (
-            now[0] - trips[len(told) - 1] + 7000 + (1000 if trips[len(told) - 1] == 11 else 0)
-        )
+        trip = trips[len(told) - 1]
+        tensor[0] = now[0] + (8000 if trip == 11 else 7000)
+        now[0] += trip
 
     monkeypatch.setattr(recorder, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
     stand_in = SimpleNamespace(
@@ -185,62 +143,33 @@ def test_whoever_gathers_traces_knows_for_whom_it_waits(monkeypatch):
     ]  # fmt: skip
 
 
-def lone_transport(ranks):
-    """Return the transport of the first rank of a group, whose other ranks are never there."""
-    transport = GlooTransport.__new__(GlooTransport)
-    transport.rank, transport._ranks = 0, list(ranks)
-    transport.timeout_s, transport._passed_on = TIMEOUT_S, frozenset()
-    place = "gloo", 1.0, ranks[0]
-    transport._groups = [Group(tuple(ranks), number, *place) for number in (1, 2)]
-    transport._queues, transport._threads = [], []
-    return transport
-
-
 def test_a_relay_leaves_when_its_own_message_is_there(on_ranks):
     """Rank 0 waits for rank 1 first, which sends only once rank 0 has passed rank 2's block on."""
 
-    def block(index, peer, *, is_send, hop=0, brought_by=-1):
-        return Transfer(index, TransferKind.KV, 0, "kv 0", 2, peer, is_send, 0, 0, hop, brought_by)
-
-    def parcel(transfer, value=0.0, after=None):
-        return Parcel(Bundle.of([transfer]), (torch.full((2,), value),), 0, after)
-
     def work(transport):
+        def exchange(*parcels):
+            transport.start(parcels)
+            transport.wait(parcels, "forward")
+            return parcels[0].tensors[0].tolist()
+
         part = SimpleNamespace(passed_on=frozenset({2} if transport.rank == 0 else ()))
         transport.begin(part, "forward", None)
         if transport.rank == 0:
-            late, brought = (parcel(block(n, n, is_send=False)) for n in (1, 2))
-            relay = parcel(block(3, 1, is_send=True, hop=1, brought_by=2), after=brought)
+            late, brought = (parcel_of(n, index=n) for n in (1, 2))
+            relay = parcel_of(1, is_send=True, hop=1, brought_by=2, after=brought)
             relay.tensors = brought.tensors
-            transport.start([late, brought, relay])
-            transport.wait([late, brought, relay], "forward")
-            return late.tensors[0].tolist()
-        if transport.rank == 1:
-            passed = parcel(block(3, 0, is_send=False, hop=1))
-            transport.start([passed])
-            transport.wait([passed], "forward")
-            answer = parcel(block(1, 0, is_send=True), 1.0 + float(passed.tensors[0][0]))
-            transport.start([answer])
-            transport.wait([answer], "forward")
-            return passed.tensors[0].tolist()
-        sent = parcel(block(2, 0, is_send=True), 7.0)
-        transport.start([sent])
-        transport.wait([sent], "forward")
-        return None
+            return exchange(late, brought, relay)
+        if transport.rank == 2:
+            return exchange(parcel_of(0, index=2, is_send=True, value=7.0))
+        passed = exchange(parcel_of(0, hop=1))
+        exchange(parcel_of(0, index=1, is_send=True, value=1.0 + passed[0]))
+        return passed
 
-    assert on_ranks(3, work) == [[8.0, 8.0], [7.0, 7.0], None]
-
-
-def awaited(peer, kind=TransferKind.KV):
-    transfer = Transfer(
-        index=3, kind=kind, block=1, name="kv 1", num_tokens=2, peer=peer, is_send=False, row=0,
-        slot=0, hop=0, brought_by=-1,
-    )  # fmt: skip
-    return Parcel(Bundle.of([transfer]), (torch.zeros(2),), 4)
+    assert on_ranks(GlooTransport, 3, work) == [[8.0, 8.0], [7.0, 7.0], [7.0, 7.0]]
 
 
 def test_closing_wakes_threads_that_wait_for_messages(threads, monkeypatch):
-    ranks, asked = threads([4, 7, 9]), []
+    ranks, asked = threads(GlooTransport, ThreadRanks([4, 7, 9])), []
     transport, irecv = lone_transport(ranks.ranks), ranks.irecv
 
     def noted(tensor, peer, group, tag):
@@ -248,7 +177,7 @@ def test_closing_wakes_threads_that_wait_for_messages(threads, monkeypatch):
         return irecv(tensor, peer, group, tag)
 
     monkeypatch.setattr(ranks, "irecv", noted)
-    parcels = [awaited(1), awaited(2, TransferKind.OUT)]
+    parcels = [parcel_of(1), parcel_of(2, kind=TransferKind.OUT)]
     transport.start(parcels)
     lanes = transport._threads
     assert [(each.name, each.daemon) for each in lanes] == [
@@ -263,7 +192,7 @@ def test_closing_wakes_threads_that_wait_for_messages(threads, monkeypatch):
 
 
 def test_closing_what_is_idle_breaks_no_connection(threads):
-    ranks = threads([4, 7])
+    ranks = threads(GlooTransport, ThreadRanks([4, 7]))
     transport = lone_transport(ranks.ranks)
     transport._start_threads(torch.device("cpu"))
     lanes = transport._threads
@@ -274,10 +203,10 @@ def test_closing_what_is_idle_breaks_no_connection(threads):
 
 
 def test_a_message_that_comes_too_late_is_an_error_of_its_parcel(threads):
-    threads([0, 1])
+    threads(GlooTransport, ThreadRanks([0, 1]))
     transport = lone_transport((0, 1))
     transport.timeout_s = 0.01
-    parcel = awaited(1)
+    parcel = parcel_of(1)
     transport.start([parcel])
     assert parcel.wait(60)
     transport.close()
@@ -287,6 +216,6 @@ def test_a_message_that_comes_too_late_is_an_error_of_its_parcel(threads):
 def test_threads_give_up_before_the_host_does(monkeypatch):
     transport, told = lone_transport((0, 1)), []
     monkeypatch.setattr(transport, "_await", lambda *limits: told.append(limits))
-    parcels = [parcel_of(1, is_send=False)]
+    parcels = [parcel_of(1)]
     transport.wait(parcels, "backward")
-    assert told == [(parcels, "backward", 2 * TIMEOUT_S + 5, group_transport.POLL_S)]
+    assert told == [(parcels, "backward", 2 * transport.timeout_s + 5, group_transport.POLL_S)]

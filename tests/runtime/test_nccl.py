@@ -22,7 +22,7 @@ from thread_group import ThreadRanks
 from dcp_planner import Cluster, TransferKind
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import DCPExecutor, RunError
-from dcp_runtime.transport import group_store, group_transport, nccl_transport
+from dcp_runtime.transport import group_transport, nccl_transport
 from dcp_runtime.transport.nccl_transport import MessageBatch, NcclTransport
 from dcp_runtime.transport.transport import without_overlap
 
@@ -176,92 +176,68 @@ class StandIn(ThreadRanks):
 
 
 @pytest.fixture
-def on_ranks(monkeypatch):
-    """Run ``work(transport)`` on every rank, each a thread; give results or errors in order."""
+def make_ranks(monkeypatch):
+    """Return the maker of ranks whose communicators keep the order."""
 
-    def run(size, work):
-        stand_in = run.made = StandIn(size)
-        stand_in.transports = []
-        for module in (group_store, group_transport, nccl_transport):
-            monkeypatch.setattr(module, "dist", stand_in)
+    def make(size):
+        stand_in = StandIn(size)
         monkeypatch.setattr(nccl_transport, "make_group", stand_in.make_group)
         monkeypatch.setattr(nccl_transport, "torch", stand_in)
         allow = lambda: stand_in.may_ask.add(threading.current_thread())  # noqa: E731
         monkeypatch.setattr(nccl_transport, "allow_captures", allow, raising=False)
+        return stand_in
 
-        def run_rank(rank):
-            transport = NcclTransport(None, TIMEOUT_S)
-            stand_in.transports.append(transport)  # who stays away says nothing, freed or not
-            transport.exchange_notes("", "all have joined")
-            return work(transport)
-
-        return stand_in.run(run_rank)
-
-    return run
+    return make
 
 
 @pytest.mark.parametrize(
     ("cluster", "choices", "wrap"),
     [
-        (Cluster(1, 2), {}, None),
-        (Cluster(1, 4), {"layout": "native", "divisions": 4}, None),
-        (Cluster(2, 2), ONCE_PER_NODE, None),
-        (Cluster(2, 2), ONCE_PER_NODE, without_overlap),
-        (Cluster(2, 2), {"head_groups": 2}, None),
+        (Cluster(1, 2), {}, {}),
+        (Cluster(1, 4), {"layout": "native", "divisions": 4}, {}),
+        (Cluster(2, 2), ONCE_PER_NODE, {}),
+        (Cluster(2, 2), ONCE_PER_NODE, {"wrap": without_overlap}),
+        (Cluster(2, 2), {"head_groups": 2}, {}),
     ],
     ids=["a pair", "a node", "once per node", "no overlap", "head groups"],
 )
-def test_plans_run_on_communicators_that_keep_the_order(lab, on_ranks, cluster, choices, wrap):
+def test_plans_run_on_communicators_that_keep_the_order(lab, check_plan, cluster, choices, wrap):
     masks = [lab.MASKS["full"](130), lab.MASKS["blind_rows"](40)]
-    check(lab, on_ranks, lab.plan_of(masks, cluster=cluster, **choices), masks, wrap)
+    check_plan(NcclTransport, lab.plan_of(masks, cluster=cluster, **choices), masks, **wrap)
 
 
 @pytest.mark.parametrize("is_frugal", [False, True])
-def test_two_hops_behind_the_first_in_one_division_do_not_stand_still(lab, on_ranks, is_frugal):
+def test_two_hops_behind_the_first_in_one_division_do_not_stand_still(lab, check_plan, is_frugal):
     masks = [lab.MASKS["causal"](170)]
     plan = lab.striped(lab.plan_of(masks, cluster=Cluster(2, 4), divisions=2), is_frugal=is_frugal)
     table = plan.transfers
     for is_result in (False, True):
         chosen = (table.kind >= TransferKind.OUT) == is_result
         assert set(table.hop[chosen & (table.division == 1)]) == {0, 1, 2}
-    check(lab, on_ranks, plan, masks)
+    check_plan(NcclTransport, plan, masks)
 
 
-def check(lab, on_ranks, plan, masks, wrap=None):
-    """Run a plan of 170 tokens, two layers, and compare it with eager attention."""
-    q, kv, dout = lab.random_qkv(1, 170, 4, 2, 8, torch.float32)
-
-    def work(transport):
-        used = transport if wrap is None else wrap(transport)
-        executor = DCPExecutor(transport=used, check_finite=True)
-        return lab.run_layers(executor, plan, (q, kv, dout), layers=2)
-
-    parts = on_ranks(plan.num_devices, work)
-    assert not [part for part in parts if isinstance(part, BaseException)], parts
-    dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
-    lab.assert_as_exact_as_eager(lab.whole_of(parts, 170), q, kv, dout, dense)
-
-
-def whole_sequence(lab, ranks):
-    """Plan 120 tokens that all see each other; draw q, kv and dout for them."""
-    plan = lab.plan_of([("full", 120)], ranks, block=8)
-    return plan, *lab.random_qkv(1, 120, 4, 2, 8, torch.float32)
+def ready(lab, transport, plan):
+    """Prepare a plan of 120 tokens; return executor, prepared plan, and q, kv, dout of a rank."""
+    executor = DCPExecutor(transport=transport)
+    prepared, rows = executor.prepare(plan), torch.tensor(plan.local_tokens(transport.rank))
+    q, kv, dout = (x[rows] for x in lab.random_qkv(1, 120, 4, 2, 8, torch.float32))
+    prepared._check_tensors(q, kv)
+    return executor, prepared, q, kv, dout
 
 
 @pytest.fixture
 def lost_by(lab, on_ranks):
     """Run a plan of three ranks, of which one leaves; give what the others raise."""
-    plan, q, kv, _ = whole_sequence(lab, 3)
+    plan = lab.plan_of([("full", 120)], 3, block=8)
 
     def run(away, leave=lambda transport: None):
         def work(transport):
-            prepared = DCPExecutor(transport=transport).prepare(plan)
-            rows = torch.tensor(plan.local_tokens(transport.rank))
-            mine = q[rows], kv[rows]
-            prepared._check_tensors(*mine)
-            return leave(transport) if transport.rank == away else prepared.forward(*mine)
+            _, prepared, q, kv, _ = ready(lab, transport, plan)
+            return leave(transport) if transport.rank == away else prepared.forward(q, kv)
 
-        found = [error for rank, error in enumerate(on_ranks(3, work)) if rank != away]
+        found = on_ranks(NcclTransport, 3, work, TIMEOUT_S)
+        del found[away]
         assert all(isinstance(error, RunError) for error in found)
         assert [error.rank for error in found] == [away] * 2
         return found
@@ -294,23 +270,20 @@ def test_a_broken_communicator_is_told_with_the_rank_that_left(lost_by):
 @pytest.fixture
 def ahead(lab, on_ranks):
     """Run ``work(transport, layer)`` on two ranks while no message arrives and no host waits."""
-    plan, q, kv, dout = whole_sequence(lab, 2)
+    plan = lab.plan_of([("full", 120)], 2, block=8)
 
     def run(work):
         def run_rank(transport):
-            executor = DCPExecutor(transport=transport)
-            rows = torch.tensor(plan.local_tokens(transport.rank))
-            prepared = executor.prepare(plan)
-            prepared._check_tensors(q[rows], kv[rows])
+            executor, prepared, q, kv, dout = ready(lab, transport, plan)
             let_run_ahead(transport, True)
 
             def layer():
-                out, lse = prepared.forward(q[rows], kv[rows])
-                prepared.backward(q[rows], kv[rows], out, lse, dout[rows])
+                out, lse = prepared.forward(q, kv)
+                prepared.backward(q, kv, out, lse, dout)
 
             return work(transport, executor, layer)
 
-        return on_ranks(2, run_rank)
+        return on_ranks(NcclTransport, 2, run_rank, TIMEOUT_S)
 
     return run
 
@@ -334,14 +307,14 @@ def closes_rank_1(transport, failure):
 
 
 def test_ranks_that_come_to_different_places_are_told(on_ranks):
-    found = on_ranks(2, lambda transport: transport.exchange_notes("", f"step {transport.rank}"))
+    found = on_ranks(NcclTransport, 2, lambda t: t.exchange_notes("", f"step {t.rank}"))
     assert [type(error) for error in found] == [RunError] * 2
     assert "step 1" in str(found[0])
 
 
-def until_it_fails(transport):
+def until(is_so):
     deadline = time.monotonic() + 60
-    while transport._failure is None and time.monotonic() < deadline:
+    while not is_so() and time.monotonic() < deadline:
         time.sleep(0.01)
 
 
@@ -374,9 +347,7 @@ def test_messages_of_a_layer_are_let_go_once_they_have_come(ahead):
         let_run_ahead(transport, False)
         layer()
         executor.trace()  # waits for the messages
-        deadline = time.monotonic() + 60
-        while any(parcel() is not None for parcel in sent) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: all(parcel() is None for parcel in sent))
         return bool(sent), [parcel for parcel in sent if parcel() is not None]
 
     assert ahead(work) == [(True, []), (True, [])]
@@ -388,7 +359,7 @@ def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead, failure):
         layer()
         if closes_rank_1(transport, failure):
             return None
-        until_it_fails(transport)
+        until(lambda: transport._failure)
         for call in (layer, lambda: transport.exchange_notes("", "prepare")):
             with pytest.raises(RunError, match=r"rank 1 is dead or stalled.*remote process exited"):
                 call()
@@ -412,8 +383,7 @@ def test_a_communicator_that_failed_ends_before_the_ranks_agree(ahead):
         transport._failures.settle = noted
         if closes_rank_1(transport, "error"):
             return None
-        until_it_fails(transport)
-        transport.close()  # or it would hold optimizers of this process
+        until(lambda: transport._failure)
         return seen
 
     assert ahead(work) == [[(True, True, True)], None]
@@ -428,10 +398,9 @@ def test_a_gpu_that_refuses_its_work_is_the_fault_of_its_own_rank(ahead, on_rank
                 transport.catch_up()  # sees the mark of the other rank
         else:
             Work.is_completed = refuse
-            until_it_fails(transport)
+            until(lambda: transport._failure)
             with pytest.raises(RunError) as caught:
                 layer()
-        transport.close()
         return str(caught.value)
 
     known = Work.is_completed
@@ -544,7 +513,7 @@ def test_a_rank_that_fails_ahead_of_its_messages_is_to_blame_itself(ahead):
             return transport._watcher.join(4 * nccl_transport.POLL_S)  # sees the mark
         time.sleep(4 * nccl_transport.POLL_S)
         layer()
-        until_it_fails(transport)
+        until(lambda: transport._failure)
         return layer()
 
     first, second = ahead(work)

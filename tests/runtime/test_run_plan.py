@@ -230,18 +230,14 @@ def test_blocks_travel_as_configured(alone, monkeypatch):
         told.append((*arguments, options))
         return world_of(*arguments)
 
-    monkeypatch.setattr(worker, "GlooTransport", lambda *given: ("gloo", *given))
-    monkeypatch.setattr(worker, "NcclTransport", lambda *given: ("nccl", *given))
+    monkeypatch.setattr(worker, "make_transport", lambda *given: given)
     monkeypatch.setattr(worker, "LoopbackWorld", make_world)
     monkeypatch.setattr(worker, "_select_gpu", lambda config: told.append("GPU"))
     monkeypatch.setattr(worker, "_run_rank", lambda *arguments: {"told": arguments})
     recorders = []
-    for config, transport in (
-        (RunConfig(1), ("gloo", None, 4.0)),
-        (RunConfig(1, transport="nccl", device="cuda"), ("nccl", None, 4.0)),
-    ):
+    for config in (RunConfig(1), RunConfig(1, transport="nccl", device="cuda")):
         found = worker.run_job(config, alone, 4.0, recorders)
-        assert found == {"told": (transport, config, alone, recorders)}
+        assert found == {"told": ((None, 4.0, config.transport), config, alone, recorders)}
     found = worker.run_job(RunConfig(1, transport="loopback"), alone, 4.0, recorders)
     assert type(found["told"][0]) is LoopbackTransport
     assert told == ["GPU", (1, 4.0, {"lockstep": True})]

@@ -82,10 +82,7 @@ class EmulatedTransport(Transport):
 
     def _release(self, parcels: list[Parcel]) -> None:
         for parcel in parcels:
-            if parcel.after is None:
-                self._clock.post(parcel)
-            else:
-                parcel.after.then(partial(self._clock.post, parcel))
+            parcel.once_due(partial(self._clock.post, parcel))
 
     def _end(self, parcel: Parcel) -> None:
         self.under_way -= 1

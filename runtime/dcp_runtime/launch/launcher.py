@@ -73,8 +73,8 @@ class RunConfig:
             )
         if self.transport not in get_args(WorldTransport) or self.device not in ("cpu", "cuda"):
             raise RunError(
-                "expected a transport out of gloo, nccl, loopback and a device out of cpu, cuda, "
-                f"got {self.transport!r} and {self.device!r}"
+                f"expected a transport out of {', '.join(get_args(WorldTransport))} and a device "
+                f"out of cpu, cuda, got {self.transport!r} and {self.device!r}"
             )
         if self.transport == "nccl" and self.device != "cuda":
             raise RunError("transport 'nccl' moves CUDA tensors: say device 'cuda', or use 'gloo'")

@@ -30,10 +30,9 @@ from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.launch.launcher import RunConfig
 from dcp_runtime.launch.world import WorldTransport
-from dcp_runtime.transport.gloo_transport import GlooTransport
+from dcp_runtime.transport.choice import make_transport
 from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.loopback import LoopbackWorld
-from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.recorder import Recorder
 from dcp_runtime.transport.transport import Transport, without_overlap
 from dcp_runtime.verify.verification import DTYPES, Inputs, random_inputs
@@ -111,9 +110,7 @@ def run_job(
     if config.transport == "loopback":
         world = LoopbackWorld(plan.num_devices, timeout_s, lockstep=True)
         return dict(ChainMap(*world.run(run_rank)))
-    if config.transport == "nccl":
-        return run_rank(NcclTransport(None, timeout_s))
-    return run_rank(GlooTransport(None, timeout_s))
+    return run_rank(make_transport(None, timeout_s, config.transport))
 
 
 def _run_rank(

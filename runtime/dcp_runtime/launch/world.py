@@ -12,8 +12,9 @@ from typing import Any, Literal, TypeAlias
 
 from dcp_planner.workers import Worker, WorkerLost, WorkerProgram
 from dcp_runtime.errors import RunError
+from dcp_runtime.transport.choice import GroupTransportName
 
-WorldTransport: TypeAlias = Literal["gloo", "nccl", "loopback"]
+WorldTransport: TypeAlias = Literal[GroupTransportName, "loopback"]
 
 STARTUP_S = 60.0
 """Extra seconds that a silent process gets before its first sign of life: it imports torch."""

@@ -7,9 +7,8 @@ one packed message per peer (2 ranks, 2 cores, blocks of 1 MiB: 2.1 against 0.4 
 
 import queue
 import threading
-import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -20,8 +19,7 @@ from torch import Tensor
 
 from dcp_planner import Direction
 from dcp_runtime.plans.device_plan import DevicePlan
-from dcp_runtime.transport.group_transport import POLL_S, GroupTransport, close_at_exit, make_group
-from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
+from dcp_runtime.transport.group_transport import GroupTransport, close_at_exit, make_group
 from dcp_runtime.transport.transport import Parcel, RowBytes
 
 PARTS = 8
@@ -41,15 +39,6 @@ class Posted:
     staged: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # on the device, on the host
 
 
-def stream_of(tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
-    """Return a context of this thread's current stream; for tensors on the CPU an empty one."""
-    # Each thread has a current stream of its own. A watching thread must copy on the stream of the
-    # layer, or kernels of that layer could read before the copy has ended.
-    if not tensors or tensors[0].device.type != "cuda":
-        return nullcontext()
-    return torch.cuda.stream(torch.cuda.current_stream(tensors[0].device))
-
-
 class GlooTransport(GroupTransport):
     """Point-to-point messages on gloo, from CPU memory or through pinned memory.
 
@@ -63,6 +52,7 @@ class GlooTransport(GroupTransport):
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, timeout_s)
         self._groups = [make_group(self._ranks, "gloo", timeout_s) for _ in ("inputs", "results")]
+        self._control = self._groups[0]
         self._passed_on: frozenset[int] = frozenset()
         self._queues: list[queue.SimpleQueue[Posted | None]] = []
         self._threads: list[threading.Thread] = []
@@ -72,27 +62,10 @@ class GlooTransport(GroupTransport):
         super().begin(part, direction, row_bytes)
         self._passed_on = part.passed_on
 
-    def start(self, parcels: Sequence[Parcel]) -> None:
-        """Start all parcels in order, without waiting; the error of a lost peer comes at `wait`."""
-        if parcels and not self._queues:
-            self._start_threads(parcels[0].tensors[0].device)
-        for parcel in parcels:
-            posted = Posted(parcel, stream_of(parcel.tensors))
-            if parcel.after is None:
-                self._start_one(posted)
-            else:
-                parcel.after.then(partial(self._start_one, posted))
-
-    def _start_one(self, posted: Posted) -> None:
-        parcel = posted.parcel
-        if parcel.after is not None and parcel.after.error is not None:
-            parcel.finish(parcel.after.error)  # there is nothing to forward
-            return
-        parcel.start_ns = time.perf_counter_ns()
-        self._post(posted)
-
-    def _post(self, posted: Posted) -> None:
-        parcel, bundle = posted.parcel, posted.parcel.bundle
+    def _post(self, parcel: Parcel, stream: AbstractContextManager[object]) -> None:
+        if not self._queues:  # the first parcel forwards nothing, so that no other thread is here
+            self._start_threads(parcel.tensors[0].device)
+        bundle, posted = parcel.bundle, Posted(parcel, stream)
         is_result = int(bundle.is_result)
         group, peer = self._groups[is_result], self._ranks[bundle.peer]
         # One by one: gloo does no more for a batch, whose error would not name the lost peer.
@@ -122,15 +95,6 @@ class GlooTransport(GroupTransport):
         else:
             posted.staged.append((tensor, host))
         return host
-
-    def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Wait until every parcel has arrived or left."""
-        # The threads give up first; this limit only guards against a thread that does not.
-        self._await(parcels, direction, 2 * self.timeout_s + 5, POLL_S)
-
-    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
-        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
-        return gather_timeline(self._groups[0], self._barrier, recorder)
 
     def _start_threads(self, device: torch.device) -> None:
         for name in LANES:

@@ -3,20 +3,25 @@
 import atexit
 import hashlib
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from typing import Any
 from weakref import WeakSet, finalize
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from dcp_planner import Direction
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.group_store import open_store
 from dcp_runtime.transport.limits import describe_wait
+from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
 from dcp_runtime.transport.store_barrier import StoreBarrier
-from dcp_runtime.transport.transport import Transport
+from dcp_runtime.transport.transport import Parcel, Transport
 
 POLL_S = 0.25  # seconds between looks at the failure registry while waiting for a message
 MAX_CTAS = 8
@@ -105,8 +110,19 @@ def _unbound_device(world: dist.ProcessGroup) -> Iterator[None]:
         world.bound_device_id = bound
 
 
+def stream_of(tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
+    """Return a context of this thread's current stream; for tensors on the CPU an empty one."""
+    # Each thread has a current stream of its own. A watching thread must copy on the stream of the
+    # layer, or kernels of that layer could read before the copy has ended.
+    if not tensors or tensors[0].device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.current_stream(tensors[0].device))
+
+
 class GroupTransport(Transport):
-    """A transport between the ranks of a process group."""
+    """A transport between the ranks of a process group; see `start`."""
+
+    _control: dist.ProcessGroup  # of gloo; traces travel over it
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         self._ranks = member_ranks(group)
@@ -116,3 +132,40 @@ class GroupTransport(Transport):
         self.exchange_notes("", "making the executor")
         # Where Python frees it, or ends, and nobody has closed it.
         finalize(self, _leave_unclosed, self._barrier, os.getpid())
+
+    def start(self, parcels: Sequence[Parcel]) -> None:
+        """Have `_post` start all parcels in order, without waiting; errors are raised by `wait`.
+
+        A parcel ends once, on any thread, by `Parcel.finish`: with an error if it will never arrive
+        or leave. One with ``after`` is posted on the thread that ends the other one, or ends with
+        the error of that. Of each ``bundle.index``, the n-th parcel that a rank sends to a peer
+        meets the n-th that the peer receives from it: numbers come again with every layer. Threads
+        keep the limit of ``timeout_s``; a transport that starts any calls `close_at_exit`, since
+        one that waits inside torch while Python shuts down would abort the process.
+        """
+        for parcel in parcels:
+            parcel.once_due(partial(self._start_one, parcel, stream_of(parcel.tensors)))
+
+    def _start_one(self, parcel: Parcel, stream: AbstractContextManager[object]) -> None:
+        if parcel.after is not None and parcel.after.error is not None:
+            parcel.finish(parcel.after.error)  # there is nothing to forward
+            return
+        parcel.start_ns = time.perf_counter_ns()
+        self._post(parcel, stream)
+
+    def _post(self, parcel: Parcel, stream: AbstractContextManager[object]) -> None:
+        """Send to rank ``_ranks[parcel.bundle.peer]`` or receive, without waiting.
+
+        What copies CUDA tensors does so in `stream`, that of the layer.
+        """
+        raise NotImplementedError  # NCCL starts whole batches
+
+    def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
+        """Wait until every parcel has arrived or left."""
+        # The threads give up first; this limit only guards against a thread that does not.
+        self._await(parcels, direction, 2 * self.timeout_s + 5, POLL_S)
+
+    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
+        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
+        self.catch_up()
+        return gather_timeline(self._control, self._barrier, recorder)

@@ -142,10 +142,7 @@ class LoopbackTransport(Transport):
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Start all parcels in order, without waiting."""
         for parcel in parcels:
-            if parcel.after is None:
-                self._start_one(parcel)
-            else:
-                parcel.after.then(partial(self._start_one, parcel))
+            parcel.once_due(partial(self._start_one, parcel))
 
     def _start_one(self, parcel: Parcel) -> None:
         parcel.start_ns = time.perf_counter_ns()

@@ -26,7 +26,6 @@ from dcp_runtime.transport.group_transport import (
     close_at_exit,
     make_group,
 )
-from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
 from dcp_runtime.transport.transport import Parcel
 
 NAP_S = 200e-6  # seconds between looks at a batch: so exact are the ends of messages in a trace
@@ -271,11 +270,6 @@ class NcclTransport(GroupTransport):
     def _before_step(self, *_: object) -> None:
         if _current_graph_task_id() == -1:  # inside a backward pass the host must run ahead
             self.catch_up()
-
-    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
-        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
-        self.catch_up()
-        return gather_timeline(self._control, self._barrier, recorder)
 
     def close(self) -> None:
         """Drop messages in flight; ``destroy_process_group`` ends the process groups."""

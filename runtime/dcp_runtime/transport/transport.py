@@ -80,6 +80,13 @@ class Parcel:
                 return
         follower()
 
+    def once_due(self, start: Callable[[], None]) -> None:
+        """Call `start` at once, or when the parcel that this comes `after` ends, on its thread."""
+        if self.after is None:
+            start()
+        else:
+            self.after.then(start)
+
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end; return whether it came in time."""
         if self._is_done:
