@@ -215,6 +215,22 @@ def test_a_rank_that_gets_no_plan_says_so(exchanges):
     assert time.monotonic() - started >= 0.05
 
 
+def test_a_batch_that_comes_between_two_looks_is_taken_before_the_end(exchanges, monkeypatch):
+    first, second = exchanges()
+    look = second._store.check
+
+    def check(keys):
+        found = look(keys)
+        if not found:
+            first.fail(0, DatasetError("row 1 is bad"))
+            first.end(0, "failed in its data loader")
+        return found
+
+    monkeypatch.setattr(second._store, "check", check)
+    with pytest.raises(DatasetError, match="row 1 is bad"):
+        second.take(0)
+
+
 def test_a_store_that_is_gone_is_named(exchanges, monkeypatch):
     first, second = exchanges(2)
 

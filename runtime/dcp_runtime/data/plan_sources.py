@@ -234,7 +234,8 @@ class PlanExchange:
         try:
             # Not wait(): it keeps the store's client to itself, and others publish through it.
             while not self._store.check([key]):
-                if self._store.check([f"end/{iteration}"]):
+                # Rank 0 leaves a batch before it says the end; it may have done both just now.
+                if self._store.check([f"end/{iteration}"]) and not self._store.check([key]):
                     why = self._store.get(f"end/{iteration}").decode()
                     raise RunError(
                         f"rank 0, which plans for all, {why}; rank {self.rank} goes on; "
