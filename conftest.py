@@ -1,6 +1,11 @@
-"""Which files pytest imports to look for tests and doctests."""
+"""Which files pytest imports to look for tests and doctests, and how many threads they use."""
 
+import os
 from pathlib import Path
+
+# Tests run side by side and start processes: threads of torch and numpy would wait for each other.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

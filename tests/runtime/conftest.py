@@ -130,12 +130,3 @@ def start_ranks(start_python) -> Callable[..., list[str]]:
 @pytest.fixture(scope="module", autouse=True)
 def ranks_are_forks(forked_workers):
     """Ranks and planner processes have their imports."""
-
-
-@pytest.fixture(scope="package", autouse=True)
-def one_thread():
-    """Small tensors, and ranks as threads: more threads inside torch only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
