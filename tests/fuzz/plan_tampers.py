@@ -35,7 +35,7 @@ from program_tampers import (
     slots,
 )
 
-# Each sentence stands in docs/dcpplan*.md as it is here; `test_tampers.py` sees to that.
+# Each sentence stands in docs/dcpplan*.md as it is here; `test_campaigns.py` sees to that.
 SENTENCES: tuple[tuple[str, tuple[Tamper, ...]], ...] = (
     ("number of head groups, 2 or more; absent for one", (set_meta("head_groups"),)),
     ("rows of every table", (set_meta("tables", "tiles"), set_meta("tables", "events"))),
